@@ -274,7 +274,18 @@ def _validation_error(error: ValidationError, wire: object, *above: int | str) -
     """Return the innermost fault with a message of our own, since pydantic's message quotes the value."""
     faults = error.errors(include_input=False, include_url=False, include_context=True)
     fault = max(faults, key=lambda each: len(each["loc"]))
-    path = _path((*above, *fault["loc"]), wire)
+    # Its location as a path, without the names of union members, which are not in the body.
+    location, node = (*above, *fault["loc"]), wire
+    steps: list[str] = []
+    for i, step in enumerate(location):
+        last = i == len(location) - 1
+        if isinstance(node, dict) and isinstance(step, str) and (step in node or last):
+            steps.append(step)
+            node = node.get(step)
+        elif isinstance(node, list) and isinstance(step, int) and step < len(node):
+            steps.append(str(step))
+            node = node[step]
+    path = ".".join(steps) or "The body"
     context = fault.get("ctx", {})
     if fault["type"] in ("union_tag_invalid", "literal_error"):
         allowed = str(context.get("expected_tags") or context.get("expected"))
@@ -282,20 +293,6 @@ def _validation_error(error: ValidationError, wire: object, *above: int | str) -
         path = f"{path}.{field}" if field else path
         return wrong(path, f"must be one of {allowed}")
     return wrong(path, _COMPLAINTS.get(fault["type"], "does not have the form that AG-UI 1.0 gives it"))
-
-
-def _path(location: tuple[int | str, ...], node: object) -> str:
-    """Return pydantic's location as a path, without the names of union members, which are not in the body."""
-    path: list[str] = []
-    for i, step in enumerate(location):
-        last = i == len(location) - 1
-        if isinstance(node, dict) and isinstance(step, str) and (step in node or last):
-            path.append(step)
-            node = node.get(step)
-        elif isinstance(node, list) and isinstance(step, int) and step < len(node):
-            path.append(str(step))
-            node = node[step]
-    return ".".join(path) or "The body"
 
 
 # ---- outbound -------------------------------------------------------------------------------------------------------
@@ -435,7 +432,30 @@ class AguiSession:
         try:
             if isinstance(message, RequestError):
                 raise message
-            return self._take(message)
+            kind, fields, inbound = message
+            match kind:
+                case "run":
+                    self._begin()
+                    if not isinstance(inbound, Inbound):
+                        raise inbound or wrong("input", "is required")
+                    self._legacy = inbound.extra.legacy
+                    self.reading = True
+                    return [StartRun(inbound, fields.get("agent", DEFAULT_AGENT))]
+                case "subscribe":
+                    subscription: _Subscribe = convert(fields, _Subscribe, "")
+                    self._begin()
+                    if not 0 <= subscription.after < MAX_AFTER:
+                        raise wrong("after", "must be the number of an event")
+                    self.reading = True
+                    return [Subscribe(subscription.run_id, subscription.after)]
+                case "cancel" | "pause" | "resume" | "modify":
+                    control: _Parameters = convert(fields, _Parameters, "")
+                    if not self.reading:
+                        raise RequestError("invalid_request", f"There is no run to {kind} on this connection.")
+                    if (kind == "modify") != bool(control.parameters):
+                        raise wrong("parameters", "are required for modify, and allowed for nothing else")
+                    return [ControlRun(kind, control.parameters or {})]
+            raise wrong("type", "must be run, subscribe, cancel, pause, resume or modify")
         except RequestError as error:
             if error.kind not in CLOSING:
                 return self.refused(error)
@@ -445,32 +465,6 @@ class AguiSession:
     def receive(self, data: str | bytes) -> list[Action]:
         """`read` and `take` in one step."""
         return self.take(self.read(data))
-
-    def _take(self, message: ReadMessage) -> list[Action]:
-        kind, fields, inbound = message
-        match kind:
-            case "run":
-                self._begin()
-                if not isinstance(inbound, Inbound):
-                    raise inbound or wrong("input", "is required")
-                self._legacy = inbound.extra.legacy
-                self.reading = True
-                return [StartRun(inbound, fields.get("agent", DEFAULT_AGENT))]
-            case "subscribe":
-                subscription: _Subscribe = convert(fields, _Subscribe, "")
-                self._begin()
-                if not 0 <= subscription.after < MAX_AFTER:
-                    raise wrong("after", "must be the number of an event")
-                self.reading = True
-                return [Subscribe(subscription.run_id, subscription.after)]
-            case "cancel" | "pause" | "resume" | "modify":
-                control: _Parameters = convert(fields, _Parameters, "")
-                if not self.reading:
-                    raise RequestError("invalid_request", f"There is no run to {kind} on this connection.")
-                if (kind == "modify") != bool(control.parameters):
-                    raise wrong("parameters", "are required for modify, and allowed for nothing else")
-                return [ControlRun(kind, control.parameters or {})]
-        raise wrong("type", "must be run, subscribe, cancel, pause, resume or modify")
 
     def _begin(self) -> None:
         if self.reading:

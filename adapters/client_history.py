@@ -106,25 +106,7 @@ def close_object(text: str) -> str | None:
     Returns None if the text is not the beginning of a JSON object.
     """
     text = text.strip()
-    stack, quoted, cut = _scan(text)
-    if not text.startswith("{") or not stack:
-        return None
-    closing = "".join(reversed(stack))
-    whole = text + ('"' if quoted else "") + closing
-    if _is_object(whole):
-        return whole
-    position, depth = cut
-    if not _BROKEN_MEMBER.match(text[position:]):
-        return None
-    shorter = text[:position] + closing[-depth:]
-    return shorter if _is_object(shorter) else None
-
-
-_BROKEN_MEMBER = re.compile(r'^,?\s*(?:"|[a-z0-9.eE+-]*$)')
-
-
-def _scan(text: str) -> tuple[list[str], bool, tuple[int, int]]:
-    """Return the open brackets, whether a string is open, and the last position to cut at with its depth."""
+    # Find the open brackets, whether a string is open, and the last position to cut at with its depth.
     stack: list[str] = []
     cut = (0, 0)
     quoted = escaped = False
@@ -140,7 +122,20 @@ def _scan(text: str) -> tuple[list[str], bool, tuple[int, int]]:
             stack.pop()
         elif char == ",":
             cut = (i, len(stack))
-    return stack, quoted, cut
+    if not text.startswith("{") or not stack:
+        return None
+    closing = "".join(reversed(stack))
+    whole = text + ('"' if quoted else "") + closing
+    if _is_object(whole):
+        return whole
+    position, depth = cut
+    if not _BROKEN_MEMBER.match(text[position:]):
+        return None
+    shorter = text[:position] + closing[-depth:]
+    return shorter if _is_object(shorter) else None
+
+
+_BROKEN_MEMBER = re.compile(r'^,?\s*(?:"|[a-z0-9.eE+-]*$)')
 
 
 PREFIX = "sealed-1."

@@ -484,7 +484,31 @@ class GenerationSession:
         try:
             if isinstance(message, RequestError):
                 raise message
-            return self._take(message)
+            kind, fields, inbound = message
+            if self.state == "waiting" and kind in ("control", "feedback"):
+                return self._close(
+                    RequestError("invalid_request", "The first message must be a config message.", "type")
+                )
+            match kind:
+                case "config":
+                    self._check("config")
+                    start = self._start(inbound)
+                    self._config = fields
+                    return start
+                case "control":
+                    return self._take_control(convert(fields, _Control, ""))
+                case "feedback":
+                    feedback: _Feedback = convert(fields, _Feedback, "")
+                    self._check("feedback")
+                    if not -1 <= feedback.rating <= 1:
+                        raise wrong("rating", "must be from -1 to 1")
+                    if feedback.position is not None and feedback.position < 0:
+                        raise wrong("position", "must not be negative")
+                    if len(feedback.text or "") > FEEDBACK_LENGTH:
+                        raise wrong("text", f"must be at most {FEEDBACK_LENGTH} characters long")
+                    position = self._position if feedback.position is None else feedback.position
+                    return [Feedback(self._request_id or "", feedback.rating, feedback.text, position)]
+            raise wrong("type", "must be config, control or feedback")
         except RequestError as error:
             return self._close(error) if error.kind in CLOSING else [self._error(error)]
 
@@ -492,31 +516,6 @@ class GenerationSession:
         """Return the actions for a text message that is not UTF-8."""
         error = error_message("invalid_request", "Messages must be UTF-8.", request_id=self._request_id)
         return [Send(json_bytes({**error, "recoverable": False})), Close(CLOSE_UTF8, "bad UTF-8")]
-
-    def _take(self, message: ReadMessage) -> list[Action]:
-        kind, fields, inbound = message
-        if self.state == "waiting" and kind in ("control", "feedback"):
-            return self._close(RequestError("invalid_request", "The first message must be a config message.", "type"))
-        match kind:
-            case "config":
-                self._check("config")
-                start = self._start(inbound)
-                self._config = fields
-                return start
-            case "control":
-                return self._take_control(convert(fields, _Control, ""))
-            case "feedback":
-                feedback: _Feedback = convert(fields, _Feedback, "")
-                self._check("feedback")
-                if not -1 <= feedback.rating <= 1:
-                    raise wrong("rating", "must be from -1 to 1")
-                if feedback.position is not None and feedback.position < 0:
-                    raise wrong("position", "must not be negative")
-                if len(feedback.text or "") > FEEDBACK_LENGTH:
-                    raise wrong("text", f"must be at most {FEEDBACK_LENGTH} characters long")
-                position = self._position if feedback.position is None else feedback.position
-                return [Feedback(self._request_id or "", feedback.rating, feedback.text, position)]
-        raise wrong("type", "must be config, control or feedback")
 
     def _check(self, what: str) -> None:
         if self.state not in LEGAL[what]:

@@ -31,7 +31,7 @@ from adapters.request_fields import (
 from adapters.request_options import llama_shape, read_options
 from adapters.sse import json_bytes
 from events.metadata import Alternative, Scored, tokens_of
-from events.options import GenerationOptions, SamplingParams
+from events.options import SamplingParams
 from events.vocabulary import PROGRESS_EVENT, Custom, Event, RunError, RunFinished, TextMessageContent, TokenUsage
 
 FROM_OTHERS = (
@@ -93,9 +93,27 @@ def parse(body: bytes, *, new_id: NewId, encode: Encode, limits: Limits = DEFAUL
     fields = [] if values.get("response_fields") is None else values["response_fields"]
     if not isinstance(fields, list) or not all(isinstance(name, str) for name in fields):
         raise wrong("response_fields", "must be a list of names")
+    # The request's settings under llama.cpp's names; null where the model's default applies.
+    sampling: SamplingParams = options.sampling
+    settings = {
+        "n_predict": -1 if sampling.max_tokens is None else sampling.max_tokens,
+        "seed": sampling.seed,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "typical_p": sampling.typical_p,
+        "repeat_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "stop": list(sampling.stop),
+        "ignore_eos": sampling.ignore_eos,
+        "n_probs": sampling.logprobs or 0,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in sampling.logit_bias.items()],
+    }
     flags = NativeFlags(
         prompts=prompts,
-        settings=_settings(options),
+        settings=settings,
         probs=probs or None,
         tokens=flag(values, "return_tokens"),
         fields=tuple(fields),
@@ -161,27 +179,6 @@ def _biases(value: object, encode: Encode) -> dict[str, float] | None:
     return biases
 
 
-def _settings(options: GenerationOptions) -> dict[str, Any]:
-    """Return the request's settings under llama.cpp's names; null where the model's default applies."""
-    sampling: SamplingParams = options.sampling
-    return {
-        "n_predict": -1 if sampling.max_tokens is None else sampling.max_tokens,
-        "seed": sampling.seed,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "typical_p": sampling.typical_p,
-        "repeat_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "stop": list(sampling.stop),
-        "ignore_eos": sampling.ignore_eos,
-        "n_probs": sampling.logprobs or 0,
-        "logit_bias": [{"token": token, "bias": bias} for token, bias in sampling.logit_bias.items()],
-    }
-
-
 class NativeIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """prompt_texts: each prompt as text."""
 
@@ -204,7 +201,20 @@ class NativeStream:
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
         match event:
             case TextMessageContent(subagent_run_id=None):
-                return self._text(event, choice)
+                tokens = tokens_of(event.metadata or {})
+                if not tokens and not event.delta:
+                    return b""
+                self._texts[choice] += event.delta
+                self._counts[choice] += len(tokens)
+                fields: dict[str, Any] = {
+                    "index": choice,
+                    "content": event.delta,
+                    "tokens": [token[0] for token in tokens],
+                }
+                fields |= {"stop": False, "tokens_predicted": self._counts[choice]}
+                if self._flags.probs is not None:
+                    fields["completion_probabilities"] = probabilities(tokens, self._flags.probs)
+                return _frame(fields)
             case Custom(name=name, value=value) if name == PROGRESS_EVENT:
                 fields = {"index": choice, "content": "", "tokens": [], "stop": False}
                 return _frame({**fields, "prompt_progress": progress_object(value)})
@@ -220,18 +230,6 @@ class NativeStream:
 
     def keep_alive(self) -> bytes:
         return b": keep-alive\n\n"
-
-    def _text(self, event: TextMessageContent, choice: int) -> bytes:
-        tokens = tokens_of(event.metadata or {})
-        if not tokens and not event.delta:
-            return b""
-        self._texts[choice] += event.delta
-        self._counts[choice] += len(tokens)
-        fields: dict[str, Any] = {"index": choice, "content": event.delta, "tokens": [token[0] for token in tokens]}
-        fields |= {"stop": False, "tokens_predicted": self._counts[choice]}
-        if self._flags.probs is not None:
-            fields["completion_probabilities"] = probabilities(tokens, self._flags.probs)
-        return _frame(fields)
 
 
 def _frame(value: Mapping[str, Any]) -> bytes:

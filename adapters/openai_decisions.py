@@ -176,7 +176,19 @@ def parse(
     raw_questions = values.get("questions")
     if not isinstance(raw_questions, list) or not 0 < len(raw_questions) <= MAX_QUESTIONS:
         raise wrong("questions", f"must be a list of 1 to {MAX_QUESTIONS} questions")
-    decoded_questions = [_question(each, f"questions.{place}") for place, each in enumerate(raw_questions)]
+    decoded_questions: list[Question] = []
+    for place, each in enumerate(raw_questions):
+        at = f"questions.{place}"
+        decoded: Question = convert(each, Question, at)
+        if decoded.type == "choice":
+            choices = decoded.choices or []
+            if not 2 <= len(choices) <= MAX_CHOICES:
+                raise wrong(f"{at}.choices", f"must be a list of 2 to {MAX_CHOICES} choices")
+            if len({(type(choice.value), choice.value) for choice in choices}) < len(choices):
+                raise wrong(f"{at}.choices", "must have unique values")
+        if decoded.type == "score" and not 2 <= len(decoded.levels or ()) <= MAX_LEVELS:
+            raise wrong(f"{at}.levels", f"must be a list of 2 to {MAX_LEVELS} levels")
+        decoded_questions.append(decoded)
     input = values.get("input")
     if isinstance(input, list):
         input = [
@@ -202,19 +214,6 @@ def parse(
         model=optional(string, "model", values.get("model")),
         user=optional(string, "safety_identifier", values.get("safety_identifier")),
     )
-
-
-def _question(value: object, at: str) -> Question:
-    question: Question = convert(value, Question, at)
-    if question.type == "choice":
-        choices = question.choices or []
-        if not 2 <= len(choices) <= MAX_CHOICES:
-            raise wrong(f"{at}.choices", f"must be a list of 2 to {MAX_CHOICES} choices")
-        if len({(type(choice.value), choice.value) for choice in choices}) < len(choices):
-            raise wrong(f"{at}.choices", "must have unique values")
-    if question.type == "score" and not 2 <= len(question.levels or ()) <= MAX_LEVELS:
-        raise wrong(f"{at}.levels", f"must be a list of 2 to {MAX_LEVELS} levels")
-    return question
 
 
 def _as_text(part: object) -> object:

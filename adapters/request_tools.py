@@ -47,7 +47,19 @@ def read_tools(specs: list[ToolSpec], limits: Limits, at: str = "tools") -> Tool
     """Check the tools of a request. Raises RequestError("invalid_request"), which names the tool's path."""
     if len(specs) > limits.tools:
         raise wrong(at, f"must have at most {limits.tools} items")
-    tools = [_tool(spec, limits) for spec in specs]
+    tools: list[Tool] = []
+    for spec in specs:
+        if not isinstance(spec.name, str) or not 0 < len(spec.name) <= limits.name:
+            raise wrong(f"{spec.at}.name", f"must be a string of 1 to {limits.name} characters")
+        if spec.description is not None and not isinstance(spec.description, str):
+            raise wrong(f"{spec.at}.description", "must be a string")
+        if spec.strict is not None and not isinstance(spec.strict, bool):
+            raise wrong(f"{spec.at}.strict", "must be true or false")
+        if spec.parameters is not None and not isinstance(spec.parameters, dict):
+            raise wrong(f"{spec.at}.parameters", "must be a JSON schema object")
+        if spec.parameters is not None and len(msgspec.json.encode(spec.parameters)) > limits.schema:
+            raise wrong(f"{spec.at}.parameters", f"must be at most {limits.schema} bytes of JSON")
+        tools.append(Tool(name=spec.name, description=spec.description or "", parameters=spec.parameters))
     earlier_names: set[str] = set()
     for tool, spec in zip(tools, specs, strict=True):
         if tool.name in earlier_names:
@@ -56,20 +68,6 @@ def read_tools(specs: list[ToolSpec], limits: Limits, at: str = "tools") -> Tool
     strict = frozenset(spec.name for spec in specs if spec.strict is True)
     custom = frozenset(spec.name for spec in specs if spec.custom)
     return ToolList(tools, strict, custom, {spec.name: spec.grammar for spec in specs if spec.grammar is not None})
-
-
-def _tool(spec: ToolSpec, limits: Limits) -> Tool:
-    if not isinstance(spec.name, str) or not 0 < len(spec.name) <= limits.name:
-        raise wrong(f"{spec.at}.name", f"must be a string of 1 to {limits.name} characters")
-    if spec.description is not None and not isinstance(spec.description, str):
-        raise wrong(f"{spec.at}.description", "must be a string")
-    if spec.strict is not None and not isinstance(spec.strict, bool):
-        raise wrong(f"{spec.at}.strict", "must be true or false")
-    if spec.parameters is not None and not isinstance(spec.parameters, dict):
-        raise wrong(f"{spec.at}.parameters", "must be a JSON schema object")
-    if spec.parameters is not None and len(msgspec.json.encode(spec.parameters)) > limits.schema:
-        raise wrong(f"{spec.at}.parameters", f"must be at most {limits.schema} bytes of JSON")
-    return Tool(name=spec.name, description=spec.description or "", parameters=spec.parameters)
 
 
 INPUT = "input"

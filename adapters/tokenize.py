@@ -48,7 +48,23 @@ def parse_tokenize(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMIT
     """Read a tokenize body; `extra` is TokenizeFlags. Raises RequestError."""
     values = read_fields(read_object(body, limits), FIELDS)
     if values.get("content") is not None:
-        return _native(values, new_id)
+        for name in values:
+            if name not in ("content", "model", *LLAMACPP) and values[name] is not None:
+                raise wrong(name, "cannot be combined with content")
+        if not isinstance(content := values["content"], str):
+            raise wrong("content", "must be a string")
+        flags = TokenizeFlags(
+            prompt=content,
+            add_special_tokens=flag(values, "add_special"),
+            strings=flag(values, "with_pieces"),
+            native=True,
+            control=flag(values, "parse_special", True),
+        )
+        options, _ = read_options({"model": values.get("model")}, wire="chat")
+        run = RunAgentInput(
+            thread_id=new_id("thread"), run_id=new_id("run"), messages=[], tools=[], context=[], state={}
+        )
+        return Inbound(input=run, options=options, stream=False, extra=flags)
     for name in LLAMACPP:
         if values.get(name) is not None:
             raise wrong(name, "needs content")
@@ -75,24 +91,6 @@ def parse_tokenize(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMIT
 
 
 LLAMACPP = ("add_special", "parse_special", "with_pieces")
-
-
-def _native(values: dict[str, object], new_id: NewId) -> Inbound:
-    for name in values:
-        if name not in ("content", "model", *LLAMACPP) and values[name] is not None:
-            raise wrong(name, "cannot be combined with content")
-    if not isinstance(content := values["content"], str):
-        raise wrong("content", "must be a string")
-    flags = TokenizeFlags(
-        prompt=content,
-        add_special_tokens=flag(values, "add_special"),
-        strings=flag(values, "with_pieces"),
-        native=True,
-        control=flag(values, "parse_special", True),
-    )
-    options, _ = read_options({"model": values.get("model")}, wire="chat")
-    run = RunAgentInput(thread_id=new_id("thread"), run_id=new_id("run"), messages=[], tools=[], context=[], state={})
-    return Inbound(input=run, options=options, stream=False, extra=flags)
 
 
 def native_tokens_body(tokens: Sequence[int], pieces: Sequence[str] | None) -> bytes:

@@ -89,12 +89,21 @@ def parse(
                         denied.append(str(part.get("toolCallId")))
         continued = Continued(id=str(sent[-1].get("id")), denied=tuple(denied))
     props = {key: value for key, value in values.items() if key not in OWN_FIELDS}
+    tools = values.get("tools")
+    if isinstance(tools, dict):  # assistant-ui's tools by name
+        tools = [
+            {"name": name, "description": tool.get("description") or "", "parameters": tool.get("parameters") or {}}
+            for name, tool in tools.items()
+            if isinstance(tool, dict)
+        ]
+    elif tools is not None and not isinstance(tools, list):
+        raise wrong("tools", "must be an array of tools, or an object of tools by name")
     wire = {
         "protocolVersion": "1.0",
         "threadId": thread_id,
         "runId": new_id("run"),
         "messages": messages,
-        "tools": _tools(values.get("tools")),
+        "tools": tools or [],
         "context": values.get("context") or [],
         "state": values.get("state"),
         "resume": resume or None,
@@ -114,19 +123,6 @@ def continued_by(props: object) -> Continued:
 def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
     parts = message.get("parts")
     return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-
-
-def _tools(tools: object) -> list[object]:
-    """Read AG-UI's list of tools, or assistant-ui's object of tools by name."""
-    if isinstance(tools, dict):
-        return [
-            {"name": name, "description": tool.get("description") or "", "parameters": tool.get("parameters") or {}}
-            for name, tool in tools.items()
-            if isinstance(tool, dict)
-        ]
-    if tools is not None and not isinstance(tools, list):
-        raise wrong("tools", "must be an array of tools, or an object of tools by name")
-    return tools or []
 
 
 def _messages(message: dict[str, Any], at: str) -> list[dict[str, Any]]:

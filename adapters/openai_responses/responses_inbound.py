@@ -494,28 +494,10 @@ def _flags(
     items = values["input"]
     if isinstance(items, str):
         items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": items}]}]
-    return ResponseFlags(
-        echo=_echo(values, options, reasoning, conversation),
-        items=items or [],
-        previous=previous,
-        conversation=conversation,
-        background=flag(values, "background"),
-        store=options.store,
-        summary=(reasoning.summary or reasoning.generate_summary) is not None,
-        encrypted=ENCRYPTED in include,
-        logprobs=options.sampling.logprobs,
-    )
-
-
-def _echo(
-    values: dict[str, object], options: GenerationOptions, reasoning: ReasoningConfig, conversation: str | None
-) -> dict[str, object]:
-    """Return the fields of a response object that repeat its request, including all that Open Responses requires.
-
-    A temperature or top_p that is not set is 1, as in the protocol, even if the model's own default differs.
-    """
+    # The fields of a response object that repeat its request, including all that Open Responses requires. A
+    # temperature or top_p that is not set is 1, as in the protocol, even if the model's own default differs.
     sampling = options.sampling
-    return {
+    echo = {
         "background": bool(values.get("background")),
         "instructions": values.get("instructions"),
         "max_output_tokens": values.get("max_output_tokens"),
@@ -540,6 +522,17 @@ def _echo(
         "user": values.get("user"),
         **({"conversation": {"id": conversation}} if conversation is not None else {}),
     }
+    return ResponseFlags(
+        echo=echo,
+        items=items or [],
+        previous=previous,
+        conversation=conversation,
+        background=flag(values, "background"),
+        store=options.store,
+        summary=(reasoning.summary or reasoning.generate_summary) is not None,
+        encrypted=ENCRYPTED in include,
+        logprobs=options.sampling.logprobs,
+    )
 
 
 def _shown_tools(tools: object) -> list[object]:

@@ -32,7 +32,6 @@ from events.vocabulary import (
     ActivitySnapshot,
     Custom,
     Event,
-    Interrupt,
     InterruptOutcome,
     ReasoningEncryptedValue,
     ReasoningEnd,
@@ -214,7 +213,11 @@ class ResponseStream:
                 opening = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
                 frames += opening + self._of(self._open[_COMPACTION], "response.compaction.compacting")
             case ActivitySnapshot(activity_type=kind) if kind == COMPACTED_ACTIVITY and "sealed" in event.content:
-                frames += self._compaction(event.content["sealed"])
+                frames += b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
+                item = self._open.pop(_COMPACTION)
+                item.sealed = event.content["sealed"]
+                done = self._output[item.index] = self._item(item, "completed")
+                frames += self._frame("response.output_item.done", output_index=item.index, item=done)
             case RunStarted():
                 frames += self._frame("response.created", response=self.response)
                 if self._flags.background:
@@ -267,13 +270,6 @@ class ResponseStream:
             place,
         )
         return frames
-
-    def _compaction(self, sealed: str) -> bytes:
-        opening = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
-        item = self._open.pop(_COMPACTION)
-        item.sealed = sealed
-        done = self._output[item.index] = self._item(item, "completed")
-        return opening + self._frame("response.output_item.done", output_index=item.index, item=done)
 
     def _names(self, item: OutputItem) -> tuple[str, str, str]:
         """Return (delta event, index field, done event) for an item's text."""
@@ -398,7 +394,13 @@ class ResponseStream:
         kind: Kind = "web_search_call" if search else "mcp_call"
         item: dict[str, Any] = {"id": item_id(self._identity.id, kind, index), "type": kind, "status": status}
         if search:
-            item["action"] = {"type": "search", "query": _query_of(arguments)}
+            try:
+                values = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+            except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+                query = arguments
+            else:
+                query = str(values.get("query") or " ".join(map(str, values.values())))
+            item["action"] = {"type": "search", "query": query}
         else:
             item |= {"server_label": label, "name": tool, "arguments": arguments}
             error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": output or ""}]}
@@ -421,16 +423,6 @@ class ResponseStream:
             frames += self._frame(f"response.{kind}.{'failed' if failed and not search else 'completed'}", **place)
         return frames + self._frame("response.output_item.done", output_index=index, item=item)
 
-    def _approval_request(self, interrupt: Interrupt) -> bytes:
-        name, pieces = self._mcp_calls.pop(interrupt.tool_call_id or "")
-        label, tool = split_tool_name(name, self._flags.mcp) or ("", name)
-        head = {"id": f"{APPROVAL_PREFIX}{interrupt.id}", "type": "mcp_approval_request"}
-        item = {**head, "server_label": label, "name": tool, "arguments": "".join(pieces)}
-        self._output.append(item)
-        index = len(self._output) - 1
-        added = self._frame("response.output_item.added", output_index=index, item=item)
-        return added + self._frame("response.output_item.done", output_index=index, item=item)
-
     # ---- ends -------------------------------------------------------------------------------------------------------
 
     def _end(self, kind: Kind, source: str) -> bytes:
@@ -449,33 +441,29 @@ class ResponseStream:
         for item in self._ended:
             incomplete = item.cut if item.kind in CALLS else cut and item.index == last
             self._cut_call |= item.cut
-            frames += self._close(item, "incomplete" if incomplete else "completed")
+            done = self._output[item.index] = self._item(item, "incomplete" if incomplete else "completed")
+            text = item.text
+            _, field, kind = self._names(item)
+            if item.cut:  # no `done` event for its arguments, since clients make the call when they receive it
+                pass
+            elif item.kind == "function_call":
+                frames += self._of(item, kind, arguments=text, name=self._tool_name(item)["name"])
+            elif item.kind == "custom_tool_call":
+                frames += self._of(item, kind, input=text)
+            elif item.kind == "message":
+                logprobs = self._logprobs(item.tokens)
+                frames += self._of(item, kind, content_index=0, text=text, logprobs=logprobs)
+                frames += self._of(item, "response.content_part.done", content_index=0, part=done["content"][0])
+            else:
+                frames += self._of(item, kind, **{field: 0}, text=text)
+                if self._flags.summary:
+                    part_done, part_type = "response.reasoning_summary_part.done", "summary_text"
+                else:
+                    part_done, part_type = "response.content_part.done", "reasoning_text"
+                frames += self._of(item, part_done, **{field: 0}, part={"type": part_type, "text": text})
+            frames += self._frame("response.output_item.done", output_index=item.index, item=done)
         self._ended.clear()
         return frames
-
-    def _close(self, item: OutputItem, status: str) -> bytes:
-        done = self._item(item, status)
-        self._output[item.index] = done
-        text = item.text
-        _, field, kind = self._names(item)
-        if item.cut:  # no `done` event for its arguments, since clients make the call when they receive it
-            frames = b""
-        elif item.kind == "function_call":
-            frames = self._of(item, kind, arguments=text, name=self._tool_name(item)["name"])
-        elif item.kind == "custom_tool_call":
-            frames = self._of(item, kind, input=text)
-        elif item.kind == "message":
-            logprobs = self._logprobs(item.tokens)
-            frames = self._of(item, kind, content_index=0, text=text, logprobs=logprobs)
-            frames += self._of(item, "response.content_part.done", content_index=0, part=done["content"][0])
-        else:
-            frames = self._of(item, kind, **{field: 0}, text=text)
-            if self._flags.summary:
-                part_done, part_type = "response.reasoning_summary_part.done", "summary_text"
-            else:
-                part_done, part_type = "response.content_part.done", "reasoning_text"
-            frames += self._of(item, part_done, **{field: 0}, part={"type": part_type, "text": text})
-        return frames + self._frame("response.output_item.done", output_index=item.index, item=done)
 
     def _item(self, item: OutputItem, status: str) -> dict[str, Any]:
         text = item.text
@@ -514,7 +502,16 @@ class ResponseStream:
         if isinstance(event.outcome, InterruptOutcome):
             only_approvals = all(each.tool_call_id in self._mcp_calls for each in event.outcome.interrupts)
             for each in event.outcome.interrupts:
-                frames += self._approval_request(each) if each.tool_call_id in self._mcp_calls else b""
+                if each.tool_call_id not in self._mcp_calls:
+                    continue
+                name, pieces = self._mcp_calls.pop(each.tool_call_id or "")
+                label, tool = split_tool_name(name, self._flags.mcp) or ("", name)
+                head = {"id": f"{APPROVAL_PREFIX}{each.id}", "type": "mcp_approval_request"}
+                item = {**head, "server_label": label, "name": tool, "arguments": "".join(pieces)}
+                self._output.append(item)
+                index = len(self._output) - 1
+                frames += self._frame("response.output_item.added", output_index=index, item=item)
+                frames += self._frame("response.output_item.done", output_index=index, item=item)
         for call_id in list(self._mcp_calls):
             frames += self._mcp_call(call_id, None)
         self._state["usage"] = usage_object(event.usage or ())
@@ -543,15 +540,6 @@ class ResponseStream:
             "usage": usage_object(event.usage) if event.usage else None,
         }
         return self._frame("response.failed", response=self.response)
-
-
-def _query_of(arguments: str) -> str:
-    """Return a search's `query`, or all of its arguments if it has none."""
-    try:
-        values = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return arguments
-    return str(values.get("query") or " ".join(map(str, values.values())))
 
 
 _COMPACTION: tuple[Kind, str] = "compaction", ""

@@ -21,7 +21,7 @@ from agent_server.agents.early_calls import EarlyCall, EarlyCalls, Stage
 from agent_server.agents.guardrails import Forbidden, joined, strings
 from agent_server.agents.running import Callee, CallResult, Pending, answer_all, failure
 from agent_server.agents.server_tools import Tool, ToolFault, read_arguments
-from agent_server.agents.tool_context import InputRequired, ToolActivity, ToolContext
+from agent_server.agents.tool_context import ToolActivity, ToolContext
 from agent_server.models.prompting.schemas import validate
 from agent_server.observability.tracing import failed, note_content, span
 from agent_server.runs.store.records import AskedPerson, HeldCall
@@ -242,7 +242,13 @@ class Caller:
 
         async def send(each: Pending, answer: CallResult) -> None:
             if answer.question is not None and self._may_ask:
-                questions.append(self._question_interrupt(each, answer.question))
+                interrupt = interrupts.question(
+                    answer.question, each.call_id, self._context.new_id("int"), datetime.now(UTC)
+                )
+                person = self._asked_person(interrupt, each.call_id, each.name, each.arguments, each.context.answers)
+                if answer.question.continuation is not None:
+                    person["call"]["continuation"] = answer.question.continuation
+                questions.append(person)
             # The conversation of a resume may contain the result already; send it only once.
             elif not self._conversation.answered(each.call_id):
                 early_call = early_calls.get(each.call_id)
@@ -367,15 +373,6 @@ class Caller:
     def _approval_interrupt(self, tool: Tool, arguments: dict[str, object], call_id: str) -> AskedPerson:
         interrupt = interrupts.approval(tool, arguments, call_id, self._context.new_id("int"), datetime.now(UTC))
         return self._asked_person(interrupt, call_id, tool.name, arguments, [])
-
-    def _question_interrupt(self, pending: Pending, question: InputRequired) -> AskedPerson:
-        interrupt = interrupts.question(question, pending.call_id, self._context.new_id("int"), datetime.now(UTC))
-        person = self._asked_person(
-            interrupt, pending.call_id, pending.name, pending.arguments, pending.context.answers
-        )
-        if question.continuation is not None:
-            person["call"]["continuation"] = question.continuation
-        return person
 
     def _asked_person(
         self, interrupt: Interrupt, call_id: str, name: str, arguments: dict[str, object], answers: Sequence[object]

@@ -36,6 +36,16 @@ def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction |
     reads as unknown), not denied. compaction: the settings for its long conversations."""
     approvals = [tool for tool in agent.server_tools if tool.requires_approval is not False]
     subagents = [SubagentInfo(name=each.name, description=each.description or None) for each in agent.subagents]
+    reasoning = _format_part(model, "reasoning")
+    tools, prompts = _format_part(model, "tools"), _prompts(model)
+    parallel: bool | None = None
+    if prompts is not None:  # calls are parallel if the model's template renders more than one in a turn
+        analysis = prompts.analysis(True)
+        parallel = analysis is not None and analysis.capabilities.parallel_calls
+    # Of the media that the model does not accept, documents still work, since the model gets their text. Images and
+    # audio are unknown while the model is loading.
+    accepted = None if prompts is None else model.engine.info.placeholders
+    image, audio = (None if accepted is None else kind in accepted for kind in ("image", "audio"))
     return AgentCapabilities(
         identity=IdentityCapabilities(
             name=agent.name,
@@ -45,7 +55,12 @@ def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction |
             metadata={"model": model.name},
         ),
         transport=TransportCapabilities(streaming=True, websocket=True, http_binary=True, resumable=True),
-        tools=_tools(agent, model),
+        tools=ToolsCapabilities(
+            supported=tools,
+            items=[tool.declaration() for tool in agent.server_tools] or None,
+            parallel_calls=parallel,
+            client_provided=tools,
+        ),
         output=OutputCapabilities(structured_output=_enforces(model)),
         state=StateCapabilities(
             snapshots=agent.shares_state, deltas=agent.shares_state, memory=False, persistent_state=agent.shares_state
@@ -53,8 +68,15 @@ def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction |
         multi_agent=MultiAgentCapabilities(
             supported=bool(subagents), delegation=bool(subagents), handoffs=False, subagents=subagents or None
         ),
-        reasoning=_reasoning(agent, model),
-        multimodal=_multimodal(model),
+        reasoning=ReasoningCapabilities(
+            supported=reasoning if agent.reasoning == "full" or not reasoning else agent.reasoning == "summary",
+            streaming=reasoning and agent.reasoning == "full" if reasoning is not None else None,
+            encrypted=agent.reasoning != "full",
+        ),
+        multimodal=MultimodalCapabilities(
+            input=MultimodalInputCapabilities(image=image, audio=audio, video=False, pdf=True, file=True),
+            output=MultimodalOutputCapabilities(image=False, audio=False),
+        ),
         custom={
             # unless a request opts out
             "constrainedToolCalls": model.output.constrain_tools and _enforces(model) is True,
@@ -72,44 +94,12 @@ def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction |
     )
 
 
-def _tools(agent: Agent, model: LanguageModel) -> ToolsCapabilities:
-    supported, prompts = _format_part(model, "tools"), _prompts(model)
-    items = [tool.declaration() for tool in agent.server_tools]
-    parallel: bool | None = None
-    if prompts is not None:  # calls are parallel if the model's template renders more than one in a turn
-        analysis = prompts.analysis(True)
-        parallel = analysis is not None and analysis.capabilities.parallel_calls
-    return ToolsCapabilities(
-        supported=supported, items=items or None, parallel_calls=parallel, client_provided=supported
-    )
-
-
 def _enforces(model: LanguageModel) -> bool | None:
     """Whether the engine can constrain the output to a grammar; None while it is not loaded."""
     try:
         return model.engine.info.supports_constraints
     except EngineError:
         return None
-
-
-def _reasoning(agent: Agent, model: LanguageModel) -> ReasoningCapabilities:
-    supported = _format_part(model, "reasoning")
-    return ReasoningCapabilities(
-        supported=supported if agent.reasoning == "full" or not supported else agent.reasoning == "summary",
-        streaming=supported and agent.reasoning == "full" if supported is not None else None,
-        encrypted=agent.reasoning != "full",
-    )
-
-
-def _multimodal(model: LanguageModel) -> MultimodalCapabilities:
-    """The media that the model accepts; others are refused. Documents always work, since the model gets their text.
-    Images and audio are unknown while the model is loading."""
-    takes = None if _prompts(model) is None else model.engine.info.placeholders
-    image, audio = (None if takes is None else kind in takes for kind in ("image", "audio"))
-    return MultimodalCapabilities(
-        input=MultimodalInputCapabilities(image=image, audio=audio, video=False, pdf=True, file=True),
-        output=MultimodalOutputCapabilities(image=False, audio=False),
-    )
 
 
 def _prompts(model: LanguageModel) -> Prompts | None:

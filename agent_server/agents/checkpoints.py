@@ -329,7 +329,20 @@ async def open_run(context: RunContext, agent: str) -> RunStart:
     # Claim the answers before making any call: of two runs that answer the same question only one continues.
     if decisions:
         await _claim(thread, {each.record.id: interrupts.recorded_answer(each.entry) for each in decisions})
-        _note_answers(context, decisions)
+        # Record in the audit log who approved, changed or refused a call, or answered its question.
+        for each in decisions:
+            call = each.record.call
+            edited = each.arguments != call["arguments"]
+            outcome = "answered" if each.answers else "edited" if edited else "approved"
+            refused = each.refusal is not None or each.entry.status == "cancelled"
+            note(
+                "call.refused" if refused else f"call.{outcome}",
+                thread=context.input.thread_id,
+                run=context.input.run_id,
+                tool_call=str(call["id"]),
+                tool=str(call["name"]),
+                interrupt=each.record.id,
+            )
         return RunStart(messages=messages, decisions=decisions)
     # Interrupts that expired: each call gets a result that says so, since models reject a call without a result. A tool
     # that asked a question continues without an answer and makes that result itself.
@@ -365,23 +378,6 @@ def repeat_events(
             )
     emit(MessagesSnapshot(messages=[dict(each) for each in messages]))
     return Ending(outcome=msgspec.convert(run.outcome, RunOutcome) if run.outcome else SuccessOutcome())
-
-
-def _note_answers(context: RunContext, decisions: Sequence[Decision]) -> None:
-    """Record in the audit log who approved, changed or refused a call, or answered its question."""
-    for each in decisions:
-        call = each.record.call
-        edited = each.arguments != call["arguments"]
-        outcome = "answered" if each.answers else "edited" if edited else "approved"
-        refused = each.refusal is not None or each.entry.status == "cancelled"
-        note(
-            "call.refused" if refused else f"call.{outcome}",
-            thread=context.input.thread_id,
-            run=context.input.run_id,
-            tool_call=str(call["id"]),
-            tool=str(call["name"]),
-            interrupt=each.record.id,
-        )
 
 
 async def _claim(thread: OpenThread, answers: Mapping[str, InterruptAnswer]) -> None:

@@ -241,7 +241,12 @@ def find_cut(prompt: Sequence[Message], after: int, keep: int) -> int | None:
     If no cut leaves so little, the last possible one behind `after`; None if there is none. A cut separates neither a
     call from its results nor reasoning from the message after it. Cuts before a user's message are preferred.
     """
-    candidates = [index for index in range(max(after, head_of(prompt)) + 1, len(prompt)) if _begins(prompt, index)]
+    candidates = [
+        index
+        for index in range(max(after, head_of(prompt)) + 1, len(prompt))
+        if (role := prompt[index].role) in ("user", "reasoning")
+        or (role == "assistant" and prompt[index - 1].role != "reasoning")
+    ]
     if not candidates:
         return None
     bytes_from: dict[int, int] = {}
@@ -254,11 +259,6 @@ def find_cut(prompt: Sequence[Message], after: int, keep: int) -> int | None:
         each for each in candidates if bytes_from[each] <= keep
     ]
     return fitting[0] if fitting else candidates[-1]
-
-
-def _begins(prompt: Sequence[Message], index: int) -> bool:
-    role = prompt[index].role
-    return role in ("user", "reasoning") or (role == "assistant" and prompt[index - 1].role != "reasoning")
 
 
 async def rolling(messages: Sequence[Message], piece: int, summarise: Summarise) -> str:

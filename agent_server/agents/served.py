@@ -151,7 +151,14 @@ class ServedAgent:
         """Run the agent once: apply the answers that the run resumes with, then run the loop."""
         opening = await open_run(context, self.name)
         conversation = await self._conversation(context, recorder, opening)
-        surfaces = self._surfaces(context, recorder, conversation)
+        # Offer surfaces to the model if the page can show them and has no tool of its own with that name.
+        settings, own = self.agent.a2ui_settings, {each.name for each in context.input.tools or ()}
+        offered = self.agent.a2ui is not False and RENDER not in own
+        catalog = page_catalog(context.input, settings) if offered else None
+        version = version_of(context.input.forwarded_props)
+        surfaces = Surfaces(
+            recorder.emit, conversation, catalog, settings.attempts, mirrored=SANDBOX in own, version=version
+        )
         # The client's state; the thread's where the client sent none; else the agent's own.
         client_state = context.input.state
         if not client_state and context.thread is not None:
@@ -197,16 +204,6 @@ class ServedAgent:
             recorder.interrupts = list(outcome.questions)
             recorder.emit(MessagesSnapshot(messages=await collect_yielding(conversation.snapshot())))
         return ending_of(outcome)
-
-    def _surfaces(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Surfaces:
-        """Offer surfaces to the model if the page can show them and has no tool of its own with that name."""
-        settings, own = self.agent.a2ui_settings, {each.name for each in context.input.tools or ()}
-        offered = self.agent.a2ui is not False and RENDER not in own
-        catalog = page_catalog(context.input, settings) if offered else None
-        version = version_of(context.input.forwarded_props)
-        return Surfaces(
-            recorder.emit, conversation, catalog, settings.attempts, mirrored=SANDBOX in own, version=version
-        )
 
     async def _outcome(self, conversation_context: ConversationContext, opening: RunStart) -> Outcome:
         if opening.questions:
@@ -310,14 +307,11 @@ class ServedAgent:
                 conversation.use_arguments(record.call["id"], edited)
         return conversation
 
-    def _limits_of(self, agent: Agent) -> ToolLimits:
-        own = {"seconds": agent.time_limit, "characters": agent.result_limit}
-        overrides = {name: value for name, value in own.items() if value}
-        return self._limits.model_copy(update=overrides) if overrides else self._limits
-
     async def _toolset(self, agent: Agent, conversation_context: ConversationContext, turns: TurnTaker) -> Toolset:
         run, recorder, surfaces = conversation_context.run, conversation_context.recorder, conversation_context.surfaces
-        limits = self._limits_of(agent)
+        own_limits = {"seconds": agent.time_limit, "characters": agent.result_limit}
+        own_limits = {name: value for name, value in own_limits.items() if value}
+        limits = self._limits.model_copy(update=own_limits) if own_limits else self._limits
         callees: dict[str, Callee] = {tool.name: FunctionCallee(tool, limits) for tool in agent.server_tools}
         declarations = [tool.declaration() for tool in agent.server_tools]
         approvals = {tool.name: tool for tool in agent.server_tools if tool.requires_approval is not False}

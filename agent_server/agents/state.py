@@ -63,7 +63,11 @@ class SharedState:
         except (TypeError, ValueError, ValidationError) as error:
             self.value.clear()
             self.value.update(copied(self._sent))
-            raise ToolFault(f"The change to the shared state was refused: {_first_line(error)}") from None
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if isinstance(error, ValidationError):
+                first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+                reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise ToolFault(f"The change to the shared state was refused: {reason}") from None
         self._push(now)
 
     def push_prediction(self) -> None:
@@ -75,13 +79,6 @@ class SharedState:
             self._sent = now
             self.changed = True
             self._emit(StateDelta(delta=patch))
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 class PredictState(msgspec.Struct, frozen=True):

@@ -129,7 +129,16 @@ class Surfaces:
                 self._show(event.tool_call_id, painting.feed(event.delta))
         elif isinstance(event, ToolCallStart):
             if event.tool_call_name == RENDER and self.catalog is not None and (event.subagent_run_id is None):
-                self._start(event.tool_call_id, self.catalog)
+                # A new surface, or the next attempt at one whose last call was invalid.
+                call_id = event.tool_call_id
+                self._paintings[call_id] = StreamedSurface(self.catalog)
+                if self._failed:
+                    surface = self._failed.pop(next(iter(self._failed)))
+                    surface.attempts += 1
+                    self._active[call_id] = surface
+                else:
+                    self._active[call_id] = _SurfaceActivity(id=f"{ACTIVITY}-{call_id}", content={})
+                    self._show(call_id, {"status": "building"})
         elif isinstance(event, ToolCallResult):
             self._handle_result(event)
 
@@ -178,17 +187,6 @@ class Surfaces:
             )
             self._conversation.add_activity(call_id, activity)
         self._mirrors.clear()
-
-    def _start(self, call_id: str, catalog: Catalog) -> None:
-        """Start a new surface, or the next attempt at one whose last call was invalid."""
-        self._paintings[call_id] = StreamedSurface(catalog)
-        if self._failed:
-            surface = self._failed.pop(next(iter(self._failed)))
-            surface.attempts += 1
-            self._active[call_id] = surface
-            return
-        self._active[call_id] = _SurfaceActivity(id=f"{ACTIVITY}-{call_id}", content={})
-        self._show(call_id, {"status": "building"})
 
     def _show(self, call_id: str, content: Content | None) -> None:
         surface = self._active.get(call_id)

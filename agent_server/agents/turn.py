@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 from ag_ui.core import AudioPart, ImagePart, RunAgentInput
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import SpanKind
 
 from agent_server.agents.conversation import Conversation
 from agent_server.agents.early_calls import ReadAhead, TurnRequest
@@ -152,7 +152,26 @@ class TurnTaker:
             with span("chat", model_name, SpanKind.CLIENT, **attributes) as turn_span:
                 with self._model.intake.hold() as decoded_media:
                     turn = await self._take(input, options, instructions, decoded_media)
-                self._trace(turn_span, turn, input, options)
+                if turn_span.is_recording():
+                    finished, sampling = turn.finished, options.sampling
+                    note(
+                        turn_span,
+                        request__max_tokens=sampling.max_tokens,
+                        request__temperature=sampling.temperature,
+                        request__top_p=sampling.top_p,
+                        response__model=self._model.name,
+                        response__finish_reasons=[finished.reason],
+                        response__time_to_first_chunk=finished.timings.first_token,
+                        usage__input_tokens=finished.usage.prompt_tokens,
+                        usage__output_tokens=finished.usage.completion_tokens,
+                    )
+                    if wants_content(turn_span):  # only then pay for serialising the messages
+                        output = to_dicts(turn.output.messages)
+                        note_content(
+                            turn_span,
+                            input__messages=to_dicts(input.messages[-LAST_MESSAGES:]),
+                            output__messages=output,
+                        )
                 return turn
 
     async def context_length(self) -> int:
@@ -195,25 +214,6 @@ class TurnTaker:
                 async for _ in items:
                     pass
 
-    def _trace(self, turn_span: Span, turn: Turn, input: RunAgentInput, options: GenerationOptions) -> None:
-        if not turn_span.is_recording():
-            return
-        finished, sampling = turn.finished, options.sampling
-        note(
-            turn_span,
-            request__max_tokens=sampling.max_tokens,
-            request__temperature=sampling.temperature,
-            request__top_p=sampling.top_p,
-            response__model=self._model.name,
-            response__finish_reasons=[finished.reason],
-            response__time_to_first_chunk=finished.timings.first_token,
-            usage__input_tokens=finished.usage.prompt_tokens,
-            usage__output_tokens=finished.usage.completion_tokens,
-        )
-        if wants_content(turn_span):  # only then pay for serialising the messages
-            output = to_dicts(turn.output.messages)
-            note_content(turn_span, input__messages=to_dicts(input.messages[-LAST_MESSAGES:]), output__messages=output)
-
     def _emit_loading(self, status: EngineStatus) -> None:
         """Send the model's loading progress as a CUSTOM event; wires without such events only wait."""
         progress = {} if status.progress is None else {"progress": round(status.progress, 3)}
@@ -239,7 +239,11 @@ class TurnTaker:
         if options.prompt_progress and not info.tells_progress:
             recorder.warn("This engine does not report the progress of a prompt.")
         recorder.constrained = recorder.constrained or plan.constraint is not None
-        room = self._room(prompt, options, info)
+        # The number of tokens left for the answer under the caller's limit and, with `fit_answer`, the model's context;
+        # 0: no limit.
+        own_lengths = (info.context_length, self._model.prompts.context_length) if options.fit_answer else ()
+        longest = min((each for each in (context.options.most_context, *own_lengths) if each), default=0)
+        room = max(1, longest - len(prompt.token_ids)) if longest else 0
         pictures, sounds = await self._media(prompt, options, decoded_media)
         request = GenerationRequest(
             request_id=context.new_id("gen"),
@@ -281,13 +285,6 @@ class TurnTaker:
             recorder.unsent = translator.unsent
         output = self._last_output = await self._output.messages_yielding()
         return Turn(output=output, finished=finished, invalid=await self._validate(output, input))
-
-    def _room(self, prompt: Prompt, options: GenerationOptions, info: EngineInfo) -> int:
-        """The number of tokens left for the answer under the caller's limit and, with `fit_answer`, the model's
-        context; 0: no limit."""
-        own = (info.context_length, self._model.prompts.context_length) if options.fit_answer else ()
-        limit = min((each for each in (self._context.options.most_context, *own) if each), default=0)
-        return max(1, limit - len(prompt.token_ids)) if limit else 0
 
     @staticmethod
     def _continue_request(request: GenerationRequest, deltas: Sequence[Delta], info: EngineInfo) -> GenerationRequest:

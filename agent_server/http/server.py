@@ -279,19 +279,17 @@ class Server:
             self.webhooks.start()
         for auxiliary in self.auxiliary_models:
             self.spawn(auxiliary.start())
-        if (retention := self._retention()).is_enabled:
+        kept = self.settings.store
+        retention = Retention(
+            self.store, kept.keep_days, kept.keep_days_of, kept.keep_sweep,
+            lambda removed: self.telemetry.swept(None if removed is None else removed.threads.total()),
+        )  # fmt: skip
+        if retention.is_enabled:
             # A context of its own: a request may have started the server, but the sweep does not act for it.
             contextvars.Context().run(self.spawn, self._sweep(retention))
         await asyncio.sleep(0)  # lets the loading begin, so that the next status request sees it
         if (mcp := self.mcp) is not None:
             self.spawn(mcp.connect_shared())
-
-    def _retention(self) -> Retention:
-        store = self.settings.store
-        return Retention(
-            self.store, store.keep_days, store.keep_days_of, store.keep_sweep,
-            lambda removed: self.telemetry.swept(None if removed is None else removed.threads.total()),
-        )  # fmt: skip
 
     async def _sweep(self, retention: Retention) -> None:
         use_audit(self.audit)
@@ -333,18 +331,14 @@ class Server:
             except StoreUnavailable as error:
                 logger.warning("the erasure %s waits for the store: %s", erasure.id, error)
                 await asyncio.sleep(ERASURE_PAUSE_SECONDS)
-                erasure = await self._reload_erasure(erasure)
+                with contextlib.suppress(StoreUnavailable):
+                    erasure = await self.store.erasure(erasure.id) or erasure
         self.telemetry.removed.labels(reason="erasure").inc(removed.threads.total())
         note(
             "threads.removed", tenant=erasure.tenant, of_key=erasure.key,
             threads=erasure.threads + removed.threads.total(),
             responses=erasure.responses + removed.responses.total(), reason="erasure", by=erasure.by,
         )  # fmt: skip
-
-    async def _reload_erasure(self, erasure: Erasure) -> Erasure:
-        with contextlib.suppress(StoreUnavailable):
-            return await self.store.erasure(erasure.id) or erasure
-        return erasure
 
     async def _model_ready(self) -> None:
         """Wait until the model is ready or has failed to load. Models of a pool are loaded on request."""

@@ -19,7 +19,7 @@ from agent_server.pacing import collect_yielding
 from agent_server.runs.execution import Ending, OpenThread, Recorder, Resumes, RunContext, Runnable
 from agent_server.runs.journal import Journal, JournalWriter, SavedRun
 from agent_server.runs.run import Run
-from agent_server.runs.store import Conclusion, KeptRecord, SavedEvents, Store, Superseded, ThreadState
+from agent_server.runs.store import Conclusion, KeptRecord, Store, Superseded
 from agent_server.user import current_user
 from events.message import each_dict
 from events.metadata import ErrorMetadata, as_metadata
@@ -148,7 +148,8 @@ class Driver:
                 usage__output_tokens=sum(each.output_tokens or 0 for each in usages),
             )
         self.run.state = "ending"  # from here on it cannot be cancelled: its ending is being recorded
-        if self._continues_elsewhere(terminal):
+        # If another server continues the run, its ending must not be recorded.
+        if isinstance(terminal, RunError) and terminal.message in (RESUMES_LATER, CONTINUES_ELSEWHERE):
             self.journal.freeze()
             self.run.leave(terminal)
             return
@@ -172,7 +173,13 @@ class Driver:
                 if self._screen is not None:
                     await self._screen(self.run)
                 if before := await turn.before():
-                    await self._wait_behind(before)
+                    # Store the run's messages and emit that it waits: its client may disconnect before it begins.
+                    if self._store is not None:
+                        self._accepted = self._entered = True  # also where this is cancelled
+                        await self._enter(self._store, await collect_yielding(each_dict(self.run.input.messages)))
+                    if self._orphan is None:
+                        self.recorder.emit(self._started())
+                    self.recorder.emit(Custom(name=WAITING_EVENT, value={"behind": list(before)}))
                 await turn.come()
                 if before and self.joins is not None and (joining := await self.joins(self.run)) is not None:
                     self.run.state = "running"
@@ -201,15 +208,6 @@ class Driver:
         except Exception:
             return self._crashed()
 
-    async def _wait_behind(self, before: Sequence[str]) -> None:
-        """Store the run's messages and emit that it waits: its client may disconnect before it begins."""
-        if self._store is not None:
-            self._accepted = self._entered = True  # also where this is cancelled
-            await self._enter(self._store, await collect_yielding(each_dict(self.run.input.messages)))
-        if self._orphan is None:
-            self.recorder.emit(self._started())
-        self.recorder.emit(Custom(name=WAITING_EVENT, value={"behind": list(before)}))
-
     async def _enter(
         self, store: Store, messages: Sequence[dict[str, object]] = (), on_accept: StoreWrite | None = None
     ) -> None:
@@ -231,29 +229,27 @@ class Driver:
         if store is not None:
             try:
                 orphan = self._orphan
-                snapshot = orphan.record.thread if orphan is not None and orphan.has_begun else await self._begin(store)
+                if orphan is not None and orphan.has_begun:
+                    snapshot = orphan.record.thread
+                else:
+                    snapshot = await store.begin_run(
+                        run.tenant,
+                        run.thread_id,
+                        run.id,
+                        agent=run.agent,
+                        parent_run_id=run.input.parent_run_id,
+                        messages=await collect_yielding(each_dict(run.input.messages)),
+                        edits=not self._accepted and not run.input.resume,
+                        recall=not run.whole,
+                        body=self._body,
+                    )
+                    self._body = None
             except asyncio.CancelledError:
                 self._entered = True  # the store completes a write that has been passed to it
                 raise
             self._thread = OpenThread(store, run.tenant, run.thread_id, run.id, snapshot)
         if run.log.empty and not self.journal.count:  # a run that waited has already emitted RUN_STARTED
             self.recorder.emit_reproducible(self._started())
-
-    async def _begin(self, store: Store) -> ThreadState:
-        run = self.run
-        state = await store.begin_run(
-            run.tenant,
-            run.thread_id,
-            run.id,
-            agent=run.agent,
-            parent_run_id=run.input.parent_run_id,
-            messages=await collect_yielding(each_dict(run.input.messages)),
-            edits=not self._accepted and not run.input.resume,
-            recall=not run.whole,
-            body=self._body,
-        )
-        self._body = None
-        return state
 
     def _context(self) -> RunContext:
         run, orphan = self.run, self._orphan
@@ -318,10 +314,6 @@ class Driver:
         metadata = as_metadata(ErrorMetadata(retryable=True, next_event=self.run.log.last + 1))
         return RunError(message=CONTINUES_ELSEWHERE, code="connection", metadata=metadata)
 
-    def _continues_elsewhere(self, terminal: Event) -> bool:
-        """Return whether another server continues the run, so that its ending must not be recorded."""
-        return isinstance(terminal, RunError) and terminal.message in (RESUMES_LATER, CONTINUES_ELSEWHERE)
-
     def abandoned(self) -> None:
         """End a run whose task was cancelled from outside before its first step."""
         if not self.run.finished:
@@ -347,7 +339,13 @@ class Driver:
             log.error("The store did not record a run's ending within %g s.", RECORD_SECONDS)
         except Exception:
             log.exception("The store failed to record a run's ending.")
-        terminal = self._unrecorded(terminal, error)
+        # Replace a success that was not stored by an error: its interrupts could never be answered.
+        if not isinstance(terminal, RunError):
+            message = "The run was complete but could not be saved."
+            if error is None:
+                terminal = self._failed("internal", message)
+            else:
+                terminal = self._failed(error.kind, f"{message} {error.message}", retryable=_retryable(error))
         self._on_unsettled(await self._conclusion(terminal, ending))
         return terminal
 
@@ -363,7 +361,9 @@ class Driver:
             if saved is not None:
                 saved = msgspec.structs.replace(saved, packed=self.journal.resealed(saved.number, terminal))
             return msgspec.structs.replace(refused, terminal=terminal, saved=saved, interrupts=())
-        saved = await self._seal(terminal)
+        saved = None
+        if self._saver is not None:
+            saved = await self.journal.seal(terminal, self._saver.ended_checkpoint(run.input, run.options))
         return Conclusion(
             tenant=run.tenant,
             thread_id=run.thread_id,
@@ -374,20 +374,6 @@ class Driver:
             state=None if self._thread is None else recorder.state,
             saved=saved,
         )
-
-    async def _seal(self, terminal: Event) -> SavedEvents | None:
-        if self._saver is None:
-            return None
-        return await self.journal.seal(terminal, self._saver.ended_checkpoint(self.run.input, self.run.options))
-
-    def _unrecorded(self, terminal: Event, error: RequestError | None = None) -> Event:
-        """Replace a success that was not stored by an error: its interrupts could never be answered."""
-        if isinstance(terminal, RunError):
-            return terminal
-        if error is not None:
-            message = f"The run was complete but could not be saved. {error.message}"
-            return self._failed(error.kind, message, retryable=_retryable(error))
-        return self._failed("internal", "The run was complete but could not be saved.")
 
 
 def _retryable(error: EngineError | RequestError) -> bool:

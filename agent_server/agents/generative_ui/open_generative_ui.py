@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from agent_server.agents.generative_ui.json_watch import JsonWatch, Path
+from agent_server.agents.generative_ui.json_watch import JsonWatch
 
 SANDBOX = "generateSandboxedUi"
 ACTIVITY = "open-generative-ui"
@@ -30,7 +30,9 @@ class Mirror:
 
     def __init__(self) -> None:
         self.content: dict[str, Any] = {"generating": True}
-        self._watch = JsonWatch(_is_wanted, streamed=("html",))
+        self._watch = JsonWatch(
+            lambda path: len(path) == 1 or (len(path) == 2 and path[0] == "jsExpressions"), streamed=("html",)
+        )
 
     def feed(self, delta: str) -> Patch:
         patch: Patch = []
@@ -79,7 +81,3 @@ class Mirror:
     def _set(self, name: str, value: object, patch: Patch) -> None:
         self.content[name] = value
         patch.append({"op": "add", "path": f"/{name}", "value": value})
-
-
-def _is_wanted(path: Path) -> bool:
-    return len(path) == 1 or (len(path) == 2 and path[0] == "jsExpressions")

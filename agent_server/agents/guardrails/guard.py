@@ -394,7 +394,17 @@ def _whole(operation: Any, argument: Any) -> str:
     if operation is codes.ANY:
         return "."
     if operation is codes.IN:
-        return _class(argument)
+        members = ""
+        for kind, member in argument:
+            if kind is codes.NEGATE:
+                members += "^"
+            elif kind is codes.LITERAL:
+                members += _character(member)
+            elif kind is codes.RANGE:
+                members += f"{_character(member[0])}-{_character(member[1])}"
+            else:
+                members += _CATEGORIES[member]
+        return f"[{members}]"
     if operation is codes.AT and argument in _ANCHORS:
         return _ANCHORS[argument]
     if operation in _REPEATS:
@@ -411,20 +421,6 @@ def _whole(operation: Any, argument: Any) -> str:
 
 def _sequence(items: Any) -> str:
     return "".join(_whole(*item) for item in items)
-
-
-def _class(members: Items) -> str:
-    members_text = ""
-    for operation, argument in members:
-        if operation is codes.NEGATE:
-            members_text += "^"
-        elif operation is codes.LITERAL:
-            members_text += _character(argument)
-        elif operation is codes.RANGE:
-            members_text += f"{_character(argument[0])}-{_character(argument[1])}"
-        else:
-            members_text += _CATEGORIES[argument]
-    return f"[{members_text}]"
 
 
 def _character(code: int) -> str:
@@ -469,7 +465,13 @@ class PatternGuard:
         self.on = frozenset(on)
         self.message = message
         self.stops = stops
-        sources = [*patterns, *(_phrase(each) for each in phrases)]
+        sources = list(patterns)
+        for phrase in phrases:
+            words = phrase.split()
+            if not words:
+                raise ValueError("a phrase is empty")
+            escaped = ("".join(re.escape(each) if each.isascii() else each for each in word) for word in words)
+            sources.append(WHITE_SPACE.join(escaped))
         for source in sources:
             # Refuse a pattern that would forbid everything.
             if _compiled(name, source).search("") is not None:
@@ -526,13 +528,6 @@ class PatternWatch:
 def encodable(text: str) -> str:
     """The text without lone surrogates, which UTF-8, and therefore RE2, cannot represent."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def _phrase(phrase: str) -> str:
-    words = phrase.split()
-    if not words:
-        raise ValueError("a phrase is empty")
-    return WHITE_SPACE.join("".join(re.escape(each) if each.isascii() else each for each in word) for word in words)
 
 
 def _compiled(name: str, source: str) -> Any:

@@ -209,7 +209,16 @@ class GuardedStream:
 
     async def take(self, event: Event) -> list[Event]:
         if isinstance(event, TextMessageContent | ReasoningMessageContent | ToolCallArgs):
-            return self._take_result(await self._message(DELTAS[type(event)], _id(event)).take(event))
+            where, id = DELTAS[type(event)], _id(event)
+            # Watches continue from message to message, since some clients show both texts as one; see `_end`.
+            if (message := self._open.get((where, id))) is None:
+                message = self._reusable.pop(where, None)
+                if message is None:
+                    message = GuardedMessage(where, tuple(self.guards.of(self._where or where)))
+                else:
+                    message.restart()
+                self._open[where, id] = message
+            return self._take_result(await message.take(event))
         # At the end of a message the rest of its text is decided about, and sent before the end itself.
         kind, released = type(event), list[Event]()
         if kind in ENDS:
@@ -261,17 +270,6 @@ class GuardedStream:
             if self.forbidden is None:
                 events += await self._end(where, id)
         return events
-
-    def _message(self, where: Where, id: str) -> GuardedMessage:
-        # Watches continue from message to message, since some clients show both texts as one; see `_end`.
-        if (message := self._open.get((where, id))) is None:
-            message = self._reusable.pop(where, None)
-            if message is None:
-                message = GuardedMessage(where, tuple(self.guards.of(self._where or where)))
-            else:
-                message.restart()
-            self._open[where, id] = message
-        return message
 
     async def _end(self, where: Where, id: str) -> list[Event]:
         message = self._open.pop((where, id), None)

@@ -48,7 +48,14 @@ class Ag2Guest:
                 payload = "y" if payload else "n"
             resume.append(entry.model_copy(update={"payload": payload}))
         plain = plain.model_copy(update={"messages": messages, "resume": resume or None})
-        config = _own_model() if self._agent.config is None else None
+        config: Any = None
+        if self._agent.config is None:  # the run's model, through a client within this process
+            from ag2.config import OpenAIConfig
+
+            http = httpx2.AsyncClient(transport=InProcess())
+            config = OpenAIConfig(
+                "default", api_key="none", base_url=BASE_URL, http_client=http, max_retries=0, streaming=True
+            )
         interrupted = False
         try:
             async with contextlib.aclosing(stream.dispatch(plain, config=config)) as frames:  # type: ignore[type-var, unused-ignore]
@@ -64,10 +71,3 @@ class Ag2Guest:
 
     async def close(self) -> None:
         await self._paused.close()
-
-
-def _own_model() -> Any:
-    from ag2.config import OpenAIConfig
-
-    http = httpx2.AsyncClient(transport=InProcess())
-    return OpenAIConfig("default", api_key="none", base_url=BASE_URL, http_client=http, max_retries=0, streaming=True)

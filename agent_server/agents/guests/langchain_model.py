@@ -251,7 +251,18 @@ class ServerModel(BaseChatModel):
             thinking=self.thinking,
         )
         async for item in engine.generate(request):
-            fields = _last(engine, item) if isinstance(item, Turn) else _fields(item, indexes)
+            fields: dict[str, object] | None
+            if isinstance(item, Turn):
+                used = item.finished.usage
+                usage = UsageMetadata(
+                    input_tokens=used.prompt_tokens,
+                    output_tokens=used.completion_tokens,
+                    total_tokens=used.prompt_tokens + used.completion_tokens,
+                )
+                metadata = {"finish_reason": item.finished.reason, "model_name": engine.name}
+                fields = {"usage_metadata": usage, "response_metadata": metadata, "chunk_position": "last"}
+            else:
+                fields = _fields(item, indexes)
             if fields is not None:
                 yield ChatGenerationChunk(message=AIMessageChunk(**{"content": "", "id": id, **fields}))
 
@@ -270,14 +281,3 @@ def _fields(event: Event, indexes: dict[str, int]) -> dict[str, object] | None:
             return {"tool_call_chunks": [tool_call_chunk(args=delta, index=indexes[call])]}
         case _:
             return None
-
-
-def _last(engine: OwnEngine, turn: Turn) -> dict[str, Any]:
-    used = turn.finished.usage
-    usage = UsageMetadata(
-        input_tokens=used.prompt_tokens,
-        output_tokens=used.completion_tokens,
-        total_tokens=used.prompt_tokens + used.completion_tokens,
-    )
-    metadata = {"finish_reason": turn.finished.reason, "model_name": engine.name}
-    return {"usage_metadata": usage, "response_metadata": metadata, "chunk_position": "last"}

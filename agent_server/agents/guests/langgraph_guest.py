@@ -155,7 +155,36 @@ class GraphStream:
 
     def read(self, mode: str, data: Any) -> Iterator[Event]:
         if mode == "messages":
-            yield from self._message(data[0], Visibility(data[1]))
+            message, visibility = data[0], Visibility(data[1])
+            id = str(message.id)
+            if isinstance(message, ToolMessage) and message.tool_call_id in self._hidden_calls:
+                self._hidden_results.add(id)
+            elif isinstance(message, ToolMessage):
+                yield from self.finish()
+                # A tool's result, with errors marked where clients expect it.
+                content = message.content if isinstance(message.content, str) else message.text
+                yield ToolCallResult(
+                    message_id=id,
+                    tool_call_id=message.tool_call_id,
+                    content=content,
+                    role="tool",
+                    metadata={"isError": True} if message.status == "error" else None,
+                )
+            elif isinstance(message, AIMessageChunk):
+                open_message = self._open.get(id)
+                if open_message is None:
+                    open_message = self._open[id] = self._open_message(id, visibility)
+                    self._known_ids.add(id)
+                yield from open_message.read(message)
+                self._count(message)
+                if message.chunk_position == "last":
+                    yield from open_message.close()
+            elif isinstance(message, AIMessage) and id not in self._known_ids:
+                self._known_ids.add(id)
+                complete = self._open_message(id, visibility)
+                yield from complete.read(message)
+                yield from complete.close()
+                self._count(message)
         elif mode == "tasks":
             # The start or the end of a node. Concurrent nodes with the same name are one step.
             id, name = str(data["id"]), str(data["name"])
@@ -179,37 +208,6 @@ class GraphStream:
 
     def usage(self) -> list[TokenUsage]:
         return list(self._usage.values())
-
-    def _message(self, message: BaseMessage, visibility: Visibility) -> Iterator[Event]:
-        id = str(message.id)
-        if isinstance(message, ToolMessage) and message.tool_call_id in self._hidden_calls:
-            self._hidden_results.add(id)
-        elif isinstance(message, ToolMessage):
-            yield from self.finish()
-            # A tool's result, with errors marked where clients expect it.
-            content = message.content if isinstance(message.content, str) else message.text
-            yield ToolCallResult(
-                message_id=id,
-                tool_call_id=message.tool_call_id,
-                content=content,
-                role="tool",
-                metadata={"isError": True} if message.status == "error" else None,
-            )
-        elif isinstance(message, AIMessageChunk):
-            open_message = self._open.get(id)
-            if open_message is None:
-                open_message = self._open[id] = self._open_message(id, visibility)
-                self._known_ids.add(id)
-            yield from open_message.read(message)
-            self._count(message)
-            if message.chunk_position == "last":
-                yield from open_message.close()
-        elif isinstance(message, AIMessage) and id not in self._known_ids:
-            self._known_ids.add(id)
-            complete = self._open_message(id, visibility)
-            yield from complete.read(message)
-            yield from complete.close()
-            self._count(message)
 
     def _open_message(self, id: str, visibility: Visibility) -> OpenMessage:
         self._messages[id] = OpenMessage(id, visibility, self._hidden_calls)

@@ -49,7 +49,22 @@ class LlamaIndexGuest:
         self._paused: PausedRuns[ActiveWorkflow] = PausedRuns(ActiveWorkflow.end)
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
-        active = await self._workflow_for(input)
+        if input.resume:
+            active = self._paused.resume(input.thread_id)
+            # An object's fields become the event's, for workflows that wait for certain fields; the whole answer is its
+            # `response`.
+            entry = input.resume[0]
+            payload = entry.payload if entry.status == "resolved" else None
+            answer = HumanResponseEvent(**{**(payload if isinstance(payload, dict) else {}), "response": payload})
+            active.handler.ctx.send_event(answer)
+        else:
+            await self._paused.drop(input.thread_id)
+            # Without reasoning; with no state, the workflow uses its own.
+            plain = input.plain()
+            messages = [each for each in plain.messages if not isinstance(each, ReasoningMessage)]
+            plain = plain.model_copy(update={"messages": messages, "state": plain.state or None})
+            handler = self._workflow.run(input_data=plain)
+            active = ActiveWorkflow(handler, handler.stream_events())
         question: Interrupt | None = None
         try:
             async for event in active.events:
@@ -72,7 +87,13 @@ class LlamaIndexGuest:
                     # The results of tools, which the workflow reports only in its snapshots.
                     answered = {each.tool_call_id for each in input.messages if isinstance(each, ToolMessage)}
                     results = [
-                        ToolCallResult(message_id=each.id, tool_call_id=each.tool_call_id, content=_text(each.content))
+                        ToolCallResult(
+                            message_id=each.id,
+                            tool_call_id=each.tool_call_id,
+                            content=each.content
+                            if isinstance(each.content, str)
+                            else msgspec.json.encode(each.content, enc_hook=vars).decode(),
+                        )
                         for each in event.messages
                         if isinstance(each, ToolMessage) and each.tool_call_id not in answered
                     ]
@@ -89,25 +110,3 @@ class LlamaIndexGuest:
 
     async def close(self) -> None:
         await self._paused.close()
-
-    async def _workflow_for(self, input: GuestInput) -> ActiveWorkflow:
-        if input.resume:
-            active = self._paused.resume(input.thread_id)
-            # An object's fields become the event's, for workflows that wait for certain fields; the whole answer is its
-            # `response`.
-            entry = input.resume[0]
-            payload = entry.payload if entry.status == "resolved" else None
-            answer = HumanResponseEvent(**{**(payload if isinstance(payload, dict) else {}), "response": payload})
-            active.handler.ctx.send_event(answer)
-            return active
-        await self._paused.drop(input.thread_id)
-        # Without reasoning; with no state, the workflow uses its own.
-        plain = input.plain()
-        messages = [each for each in plain.messages if not isinstance(each, ReasoningMessage)]
-        plain = plain.model_copy(update={"messages": messages, "state": plain.state or None})
-        handler = self._workflow.run(input_data=plain)
-        return ActiveWorkflow(handler, handler.stream_events())
-
-
-def _text(content: object) -> str:
-    return content if isinstance(content, str) else msgspec.json.encode(content, enc_hook=vars).decode()

@@ -369,20 +369,17 @@ class McpConnections:
             connection = self._users[key] = McpConnection(server, identity)
             if headers:
                 note("identity.forwarded", target=f"mcp:{server.name}", user=user.name, headers=sorted(headers))
-            self._close_unused()
+            # Close users' connections that are unused for UNUSED_SECONDS, and the longest unused beyond MOST_USERS.
+            idle = sorted((each for each in self._users.items() if each[1].idle), key=lambda each: each[1].used)
+            beyond = len(self._users) - MOST_USERS
+            for number, (idle_key, idle_connection) in enumerate(idle):
+                if number >= beyond and time.monotonic() - idle_connection.used < UNUSED_SECONDS:
+                    break
+                del self._users[idle_key]
+                closing = asyncio.create_task(idle_connection.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
         return connection
-
-    def _close_unused(self) -> None:
-        """Close users' connections that are unused for UNUSED_SECONDS, and the longest unused beyond MOST_USERS."""
-        idle = sorted((each for each in self._users.items() if each[1].idle), key=lambda each: each[1].used)
-        beyond = len(self._users) - MOST_USERS
-        for number, (key, connection) in enumerate(idle):
-            if number >= beyond and time.monotonic() - connection.used < UNUSED_SECONDS:
-                break
-            del self._users[key]
-            closing = asyncio.create_task(connection.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
 
     async def connect_shared(self) -> None:
         """Connect to every server that all users share. An unavailable server is a warning, not an error."""

@@ -56,7 +56,9 @@ def repair_message(data: bytes) -> bytes:
     ValueError if it is not such a message."""
     if _fits(data):
         return data
-    text = _ESCAPE.sub(_without_half_pair, data.decode("utf-8", "replace").encode())
+    text = _ESCAPE.sub(  # a match of six bytes is one half of a surrogate pair
+        lambda escape: rb"\ufffd" if len(escape[0]) == 6 else escape[0], data.decode("utf-8", "replace").encode()
+    )
     if _fits(text):
         return text
     try:
@@ -100,11 +102,6 @@ def _fits(data: bytes) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _without_half_pair(escape: re.Match[bytes]) -> bytes:
-    whole = escape[0]
-    return whole if len(whole) != 6 else rb"\ufffd"
 
 
 # ---- results --------------------------------------------------------------------------------------------------------

@@ -230,7 +230,16 @@ def printable(line: bytes) -> str:
 async def stdio(server: McpServer) -> AsyncGenerator[Streams]:
     """Start the server's program and connect to its stdin and stdout. Raises OSError or ValueError if it cannot be
     started. The program and its child processes are ended with the context."""
-    process = await _start_process(server)
+    program, *arguments = server.command
+    if sys.platform == "win32":
+        program = get_windows_executable_command(program)
+    process = await anyio.open_process(
+        [program, *arguments],
+        env=get_default_environment() | dict(server.env),
+        cwd=server.cwd,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     to_us, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     from_us, to_server = anyio.create_memory_object_stream[SessionMessage](0)
     flushed = anyio.Event()
@@ -278,19 +287,6 @@ async def stdio(server: McpServer) -> AsyncGenerator[Streams]:
                 for stream in (to_us, to_server):
                     stream.close()
             group.cancel_scope.cancel()
-
-
-async def _start_process(server: McpServer) -> Process:
-    program, *arguments = server.command
-    if sys.platform == "win32":
-        program = get_windows_executable_command(program)
-    return await anyio.open_process(
-        [program, *arguments],
-        env=get_default_environment() | dict(server.env),
-        cwd=server.cwd,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
 
 
 async def _end_process(name: str, process: Process) -> None:

@@ -122,7 +122,7 @@ class Quotas:
         caller = _caller(principal)
         quota = principal.quota
         if not self._counts(principal) and not (options.most_tokens or options.most_context):
-            return Admission(options=options, caller=caller, spent=_ignore_tokens)
+            return Admission(options=options, caller=caller, spent=lambda tokens: None)
         if quota.runs and running(caller) >= quota.runs:
             message = f"This key has reached its limit of {quota.runs} concurrent runs."
             raise RequestError("rate_limited", message, retry_after=1.0)
@@ -133,8 +133,17 @@ class Quotas:
             await self._count_request(principal)
         most = min((each for each in (quota.context, self._context) if each), default=0)
         bounded = msgspec.structs.replace(options, most_tokens=quota.max_tokens, most_context=most)
+        # A request for a longer answer is refused, or reduced if the wire asks for that; one without a limit gets the
+        # key's.
+        requested_tokens = options.sampling.max_tokens
+        if quota.max_tokens and (requested_tokens is None or requested_tokens > quota.max_tokens):
+            if requested_tokens is not None and not options.fit_answer:
+                message = f"This key allows at most {quota.max_tokens} tokens for an answer."
+                raise RequestError("invalid_request", message, "max_tokens")
+            sampling = msgspec.structs.replace(options.sampling, max_tokens=quota.max_tokens)
+            bounded = msgspec.structs.replace(bounded, sampling=sampling)
         return Admission(
-            options=_cap_answer(bounded, quota.max_tokens),
+            options=bounded,
             caller=caller,
             spent=lambda used: self._spend(tokens, used),
         )
@@ -217,26 +226,8 @@ def headers_of(states: Sequence[State]) -> list[tuple[bytes, bytes]]:
     return [(b"ratelimit-policy", policy.encode()), (b"ratelimit", limit.encode())]
 
 
-def _ignore_tokens(tokens: int) -> None:
-    """Used if no limit applies."""
-
-
 def _caller(principal: Principal) -> str:
     return f"{principal.tenant}\x1f{principal.name}"
-
-
-def _cap_answer(options: GenerationOptions, most: int) -> GenerationOptions:
-    """Apply a key's limit on one answer's tokens.
-
-    A larger request is refused, or reduced if the wire asks for that; a request without a limit gets the key's.
-    """
-    requested_tokens = options.sampling.max_tokens
-    if not most or (requested_tokens is not None and requested_tokens <= most):
-        return options
-    if requested_tokens is not None and not options.fit_answer:
-        raise RequestError("invalid_request", f"This key allows at most {most} tokens for an answer.", "max_tokens")
-    sampling = msgspec.structs.replace(options.sampling, max_tokens=most)
-    return msgspec.structs.replace(options, sampling=sampling)
 
 
 def storage_url(redis_url: str) -> str:

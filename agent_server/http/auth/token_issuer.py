@@ -175,7 +175,32 @@ class Issuer:
         key = await self._keys.find(header.get("kid"))
         if key is None:
             raise _refusal("its issuer publishes no such key")
-        return self._principal(self._claims(token, key))
+        claims = self._claims(token, key)
+        tenant = claims.get(self._settings.tenant_claim)
+        if not isinstance(tenant, str) or not tenant:
+            raise _refusal(f"it names no tenant in {self._settings.tenant_claim}")
+        subject = claims.get("sub")
+        for claim, name in ((self._settings.tenant_claim, tenant), ("sub", "" if subject is None else subject)):
+            # It is stored and logged: no control or format characters, lone surrogates or unusual spaces.
+            if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable() or name != name.strip():
+                raise _refusal(f"its {claim} must be a string of at most {MAX_NAME} printable characters")
+        expires = claims["exp"]
+        if not isinstance(expires, int | float) or isinstance(expires, bool) or not math.isfinite(expires):
+            raise _refusal("its exp must be a number of seconds")
+        if expires > time.time() + MAX_LIFETIME_SECONDS:
+            raise _refusal(f"its exp is more than {MAX_LIFETIME_SECONDS / 86400:.0f} days ahead")
+        # A space-separated string (RFC 8693, 4.2) or a list of strings.
+        granted, prefix = claims.get(self._settings.scope_claim), self._settings.scope_prefix
+        entries = granted.split() if isinstance(granted, str) else granted if isinstance(granted, list) else []
+        names = {str(each)[len(prefix) :] for each in entries if str(each).startswith(prefix)}
+        return Principal(
+            tenant=tenant,
+            name=subject or "",
+            scopes=frozenset(scope for scope in SCOPES if scope in names),
+            quota=_quota(claims.get(self._settings.limits_claim)),
+            expires=float(expires),
+            claims=dict(claims),
+        )
 
     def _claims(self, token: str, key: jwt.PyJWK) -> dict[str, object]:
         try:
@@ -202,33 +227,6 @@ class Issuer:
             raise _refusal("its signature is invalid") from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
             raise _refusal("its claims cannot be read") from None
-
-    def _principal(self, claims: Mapping[str, Any]) -> Principal:
-        tenant = claims.get(self._settings.tenant_claim)
-        if not isinstance(tenant, str) or not tenant:
-            raise _refusal(f"it names no tenant in {self._settings.tenant_claim}")
-        subject = claims.get("sub")
-        for claim, name in ((self._settings.tenant_claim, tenant), ("sub", "" if subject is None else subject)):
-            # It is stored and logged: no control or format characters, lone surrogates or unusual spaces.
-            if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable() or name != name.strip():
-                raise _refusal(f"its {claim} must be a string of at most {MAX_NAME} printable characters")
-        expires = claims["exp"]
-        if not isinstance(expires, int | float) or isinstance(expires, bool) or not math.isfinite(expires):
-            raise _refusal("its exp must be a number of seconds")
-        if expires > time.time() + MAX_LIFETIME_SECONDS:
-            raise _refusal(f"its exp is more than {MAX_LIFETIME_SECONDS / 86400:.0f} days ahead")
-        # A space-separated string (RFC 8693, 4.2) or a list of strings.
-        granted, prefix = claims.get(self._settings.scope_claim), self._settings.scope_prefix
-        entries = granted.split() if isinstance(granted, str) else granted if isinstance(granted, list) else []
-        names = {str(each)[len(prefix) :] for each in entries if str(each).startswith(prefix)}
-        return Principal(
-            tenant=tenant,
-            name=subject or "",
-            scopes=frozenset(scope for scope in SCOPES if scope in names),
-            quota=_quota(claims.get(self._settings.limits_claim)),
-            expires=float(expires),
-            claims=dict(claims),
-        )
 
 
 def _quota(claim: object) -> Quota:

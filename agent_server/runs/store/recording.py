@@ -67,7 +67,7 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
         run, thread = self.run, (self.run["tenant"], self.run["thread_id"])
         state = _touch(connection, *thread, run["agent"], name_from(self.messages), self.key)
         interrupts = questions.load(connection, *thread)
-        owners = _other_owners(connection, *thread, run["owner"])
+        owners = tuple(connection.scalars(_OTHER_OWNERS, bound(*thread, own=run["owner"])))
         changed = [name for name in run if name not in ("tenant", "thread_id", "id")]
         rows.upsert(connection, schema.runs, [run], changed)
         if self.body is not None:
@@ -78,10 +78,6 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
         if self.messages and not any(each.status == "open" for each in interrupts):
             thread_messages.take(messages, self.messages, self.removal, edits=self.edits)
         return ThreadState(state=state, messages=recalled, interrupts=interrupts, owners=owners, edited=messages.aside)
-
-
-def _other_owners(connection: Connection, tenant: str, thread_id: str, owner: int) -> tuple[int, ...]:
-    return tuple(connection.scalars(_OTHER_OWNERS, bound(tenant, thread_id, own=owner)))
 
 
 @lru_cache(maxsize=2)

@@ -59,7 +59,14 @@ class StorageLimit:
         If the size cannot be measured, nothing is refused here; a store that cannot write raises its own error.
         """
         try:
-            size = await self._size(tenant)
+            if (size := self._cached_size(tenant)) is None:
+                async with self._lock:  # runs that begin together wait for one measurement
+                    if (size := self._cached_size(tenant)) is None:
+                        started, removals = self._clock(), self._store.removals_made
+                        size = await self._store.read(lambda connection: stored_bytes(connection, tenant))
+                        now = self._clock()
+                        self._cache = {name: each for name, each in self._cache.items() if each[0] > now}
+                        self._cache[tenant] = now + max(CACHED_SECONDS, SHARE_OF_TIME * (now - started)), removals, size
         except StoreUnavailable as error:
             logger.warning("The stored size of a tenant cannot be measured: %s", error)
             return
@@ -68,17 +75,6 @@ class StorageLimit:
                 "forbidden",
                 f"{size} bytes are stored, and {self._most} are allowed. Delete threads or responses to make room.",
             )
-
-    async def _size(self, tenant: str) -> int:
-        if (size := self._cached_size(tenant)) is None:
-            async with self._lock:  # runs that begin together wait for one measurement
-                if (size := self._cached_size(tenant)) is None:
-                    started, removals = self._clock(), self._store.removals_made
-                    size = await self._store.read(lambda connection: stored_bytes(connection, tenant))
-                    now = self._clock()
-                    self._cache = {name: each for name, each in self._cache.items() if each[0] > now}
-                    self._cache[tenant] = now + max(CACHED_SECONDS, SHARE_OF_TIME * (now - started)), removals, size
-        return size
 
     def _cached_size(self, tenant: str) -> int | None:
         until, removals, size = self._cache.get(tenant, (0.0, -1, 0))
