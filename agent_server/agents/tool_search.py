@@ -44,7 +44,14 @@ class ToolIndex:
 
     def __init__(self, tools: Sequence[ToolDeclaration]) -> None:
         self.tools = {tool.name: tool for tool in tools}
-        self._terms = {tool.name: Counter(_terms(_text(tool))) for tool in tools}
+        self._terms: dict[str, Counter[str]] = {}
+        for tool in tools:
+            parameters = tool.parameters if isinstance(tool.parameters, Mapping) else {}
+            properties = parameters.get("properties")
+            words = [tool.name] * NAME_WEIGHT + [tool.description]
+            for name, schema in properties.items() if isinstance(properties, Mapping) else ():
+                words += [name, str(schema.get("description", "")) if isinstance(schema, Mapping) else ""]
+            self._terms[tool.name] = Counter(_terms(" ".join(words)))
         self._lengths = {name: counts.total() for name, counts in self._terms.items()}
         self._mean = sum(self._lengths.values()) / max(len(tools), 1) or 1.0
         self._containing = Counter(term for counts in self._terms.values() for term in counts)
@@ -65,15 +72,6 @@ class ToolIndex:
         if query in self.tools:
             best = [query, *(name for name in best if name != query)]
         return [self.tools[name] for name in best[:count]]
-
-
-def _text(tool: ToolDeclaration) -> str:
-    parameters = tool.parameters if isinstance(tool.parameters, Mapping) else {}
-    properties = parameters.get("properties")
-    words = [tool.name] * NAME_WEIGHT + [tool.description]
-    for name, schema in properties.items() if isinstance(properties, Mapping) else ():
-        words += [name, str(schema.get("description", "")) if isinstance(schema, Mapping) else ""]
-    return " ".join(words)
 
 
 def _terms(text: str) -> list[str]:

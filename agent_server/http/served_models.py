@@ -78,7 +78,23 @@ def serve_models(settings: Settings, factory: ModelFactory, *, for_guests: bool 
     """
     model_settings = wanted_models(settings)
     if for_guests:
-        return _on_demand(*next(iter(model_settings.items())), factory)
+        # One model that is loaded on its first use. Until then it is not even imported, so that a gateway does not need
+        # the packages for local models. Using it without them is an error that names the missing package.
+        name, guest_settings = next(iter(model_settings.items()))
+
+        def make() -> ChatModel:
+            try:
+                return factory.model(guest_settings)
+            except StartupError as error:
+                message = f"This server has no model that the agent could use. {error}"
+                raise EngineError("unavailable", message) from error
+
+        prompts = functools.cache(lambda: factory.prompts(guest_settings))
+        pooled = PooledModel(name, make, prompts, guest_settings.output, Intake(guest_settings.media))
+        pool = ModelPool(guest_settings.pool)
+        pool.add(pooled)
+        pool.any_loaded = True
+        return Served(main=pooled, models={name: pooled}, pool=pool)
     if len(model_settings) == 1 and not settings.pool.idle:
         own = next(iter(model_settings.values()))
         model = factory.model(own)
@@ -90,27 +106,6 @@ def serve_models(settings: Settings, factory: ModelFactory, *, for_guests: bool 
         pool.add(_pooled(name, each, factory))
     models: dict[str, ChatModel | PooledModel] = dict(pool.models)
     return Served(main=next(iter(pool.models.values())), models=_with_adapters(models, model_settings), pool=pool)
-
-
-def _on_demand(name: str, settings: Settings, factory: ModelFactory) -> Served:
-    """One model that is loaded on its first use.
-
-    Until then it is not even imported, so that a gateway does not need the packages for local models. Using it without
-    them is an error that names the missing package.
-    """
-
-    def make() -> ChatModel:
-        try:
-            return factory.model(settings)
-        except StartupError as error:
-            raise EngineError("unavailable", f"This server has no model that the agent could use. {error}") from error
-
-    pool = ModelPool(settings.pool)
-    prompts = functools.cache(lambda: factory.prompts(settings))
-    pooled = PooledModel(name, make, prompts, settings.output, Intake(settings.media))
-    pool.add(pooled)
-    pool.any_loaded = True
-    return Served(main=pooled, models={name: pooled}, pool=pool)
 
 
 def _with_adapters(

@@ -31,7 +31,9 @@ class StreamedSurface:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._watch = JsonWatch(_is_wanted)
+        self._watch = JsonWatch(  # arguments, and items of lists in the data
+            lambda path: len(path) == 1 or (len(path) == 3 and path[0] == "data" and isinstance(path[2], int))
+        )
         self._surface = ""
         self._components: list[Wire] | None = None
         self._repeated: frozenset[str] = frozenset()
@@ -91,11 +93,6 @@ class StreamedSurface:
             return False
         self._sent_items = items
         return True
-
-
-def _is_wanted(path: Path) -> bool:
-    """Whether the path is an argument, or an item of a list in the data."""
-    return len(path) == 1 or (len(path) == 3 and path[0] == "data" and isinstance(path[2], int))
 
 
 def _repeated(components: list[Wire]) -> frozenset[str]:

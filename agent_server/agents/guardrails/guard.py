@@ -10,7 +10,6 @@ import re._constants as codes  # type: ignore[import-not-found]
 import re._parser as parser  # type: ignore[import-not-found]
 import tomllib
 import warnings
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -20,6 +19,7 @@ import re2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adapters.errors import RequestError
+from agent_server.bounded import BoundedCache
 from agent_server.observability.audit import note
 
 log = logging.getLogger("agent_server.guardrails")
@@ -87,7 +87,7 @@ class Guards:
         self._by_kind: Mapping[Where, tuple[Guard, ...]] = {
             where: tuple(each for each in self._guards if where in each.on) for where in WHERE
         }
-        self._cleared: OrderedDict[bytes, None] = OrderedDict()
+        self._cleared: BoundedCache[bytes, bool] = BoundedCache(MAX_CLEARED)
 
     def of(self, where: Where) -> Sequence[Guard]:
         return self._by_kind[where]
@@ -130,16 +130,13 @@ class Guards:
             key = await asyncio.to_thread(_digest, where, prompt_text)
         else:
             key = _digest(where, prompt_text)
-        if key in self._cleared:
-            self._cleared.move_to_end(key)
+        if self._cleared.get(key):
             return
         headings = "\n".join(page.removesuffix(own_text) for page, own_text in pages)
         for guard in guards:
             for text in [page for page, _ in pages] if guard.newest else (document, headings):
                 await check_text(guard, text, where)
-        self._cleared[key] = None
-        if len(self._cleared) > MAX_CLEARED:
-            self._cleared.popitem(last=False)
+        self._cleared.put(key, True)
 
 
 def _digest(where: Where, text: str) -> bytes:

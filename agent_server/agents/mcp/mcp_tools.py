@@ -479,7 +479,23 @@ class McpTools:
         required_sign_ins: set[str] = set()
         connections = [self._connections.connection_for(server, user) for server in self._servers]
         listings = await asyncio.gather(*(_tools_of(each) for each in connections), return_exceptions=True)
-        fitting = _fitting([each for each in listings if isinstance(each, Listing)])
+        # The `id()` of each tool that fits into the limit of one run. Servers with small tools come first, so that a
+        # server with large tools does not displace others.
+        sizes = [
+            [
+                (each, len(json.dumps(each.tool.input_schema)) + len(each.tool.description or ""))
+                for each in listing.tools
+            ]
+            for listing in listings
+            if isinstance(listing, Listing)
+        ]
+        fitting: set[int] = set()
+        total = 0
+        for sized in sorted(sizes, key=lambda sized: sum(size for _, size in sized)):
+            for each, size in sized:
+                if total + size <= OFFERED_BYTES:
+                    total += size
+                    fitting.add(id(each))
         for connection, listing in zip(connections, listings, strict=True):
             server, name = connection.server, connection.server.name
             if isinstance(server.oauth, UserConsent):
@@ -575,23 +591,6 @@ async def _tools_of(connection: McpConnection) -> Listing:
     if await connection.needs_consent():
         raise ConsentRequired("")
     return await connection.tools()
-
-
-def _fitting(listings: Sequence[Listing]) -> set[int]:
-    """Return the `id()` of each tool that fits into the limit of one run. Servers with small tools come first, so that
-    a server with large tools does not displace others."""
-    sizes = [
-        [(each, len(json.dumps(each.tool.input_schema)) + len(each.tool.description or "")) for each in listing.tools]
-        for listing in listings
-    ]
-    fitting: set[int] = set()
-    total = 0
-    for sized in sorted(sizes, key=lambda sized: sum(size for _, size in sized)):
-        for each, size in sized:
-            if total + size <= OFFERED_BYTES:
-                total += size
-                fitting.add(id(each))
-    return fitting
 
 
 def needs_approval(server: McpServer, tool: McpTool) -> bool:

@@ -365,7 +365,29 @@ async def streamable_http(server: McpServer, identity: Identity) -> AsyncGenerat
     patience = httpx2.Timeout(30, read=300)
     auth: httpx2.Auth | None = identity.tokens
     if isinstance(server.oauth, ClientCredentials):
-        auth = _client_credentials(server.url, server.oauth)
+        credentials = server.oauth
+        memory, scope = _TokenMemory(), credentials.scope or None
+        if credentials.private_key:
+            assertions = SignedJWTParameters(
+                issuer=credentials.client_id,
+                subject=credentials.client_id,
+                signing_key=credentials.private_key,
+                signing_algorithm=credentials.algorithm,
+            )
+            provider = assertions.create_assertion_provider()
+            auth = PrivateKeyJWTOAuthProvider(
+                server.url, memory, credentials.client_id, provider, scope, credentials.issuer
+            )
+        else:
+            auth = ClientCredentialsOAuthProvider(
+                server_url=server.url,
+                storage=memory,
+                client_id=credentials.client_id,
+                client_secret=credentials.client_secret,
+                token_endpoint_auth_method=credentials.auth_method,
+                scope=scope,
+                issuer=credentials.issuer,
+            )
     headers = {**identity.headers, **{name.lower(): value for name, value in server.headers.items()}}
     async with GuardedClient(headers=headers, timeout=patience, auth=auth) as http:
         transport: AbstractAsyncContextManager[Streams] = streamable_http_client(
@@ -406,29 +428,6 @@ class _TokenMemory:
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
         self._client = client_info
-
-
-def _client_credentials(url: str, credentials: ClientCredentials) -> httpx2.Auth:
-    memory, scope = _TokenMemory(), credentials.scope or None
-    if credentials.private_key:
-        assertions = SignedJWTParameters(
-            issuer=credentials.client_id,
-            subject=credentials.client_id,
-            signing_key=credentials.private_key,
-            signing_algorithm=credentials.algorithm,
-        )
-        return PrivateKeyJWTOAuthProvider(
-            url, memory, credentials.client_id, assertions.create_assertion_provider(), scope, credentials.issuer
-        )
-    return ClientCredentialsOAuthProvider(
-        server_url=url,
-        storage=memory,
-        client_id=credentials.client_id,
-        client_secret=credentials.client_secret,
-        token_endpoint_auth_method=credentials.auth_method,
-        scope=scope,
-        issuer=credentials.issuer,
-    )
 
 
 class GuardedClient(httpx2.AsyncClient):

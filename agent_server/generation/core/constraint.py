@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from agent_server.bounded import BoundedCache
 from agent_server.engine_protocol.protocol import Constraint, EngineError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Compiler:
         self.backend = backend
         self._time_limit = time_limit
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammar")
-        self._cache: OrderedDict[bytes, Grammar] = OrderedDict()
+        self._cache: BoundedCache[bytes, Grammar] = BoundedCache(MAX_CACHED)
         self._lock = threading.Lock()
         self.counts = {
             "grammar_cache_queries_total": 0.0,
@@ -114,10 +114,7 @@ class Compiler:
             self._count(grammar_refused_total=1)
             done(None, f"The grammar has {len(key)} bytes; the limit is {MAX_BYTES}.")
             return
-        with self._lock:
-            grammar = self._cache.get(key)
-            if grammar is not None:
-                self._cache.move_to_end(key)
+        grammar = self._cache.get(key)
         self._count(grammar_cache_queries_total=1, grammar_cache_hits_total=grammar is not None)
         if grammar is not None:
             done(grammar, None)
@@ -142,10 +139,7 @@ class Compiler:
         if grammar is None:
             self._count(grammar_refused_total=1)
         else:
-            with self._lock:
-                self._cache[key] = grammar
-                while len(self._cache) > MAX_CACHED:
-                    self._cache.popitem(last=False)
+            self._cache.put(key, grammar)
         done(grammar, message)
 
     def _count(self, **amounts: float) -> None:
