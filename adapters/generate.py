@@ -95,7 +95,19 @@ def read_config(
     """Read a config message without its type. at: a prefix of parameters in errors. Raises RequestError."""
     config = known_only(config, ("prompt", "messages", "tools", "options", "model", "parameters"))
     options: Options = convert(_object(config.get("options"), "options"), Options, "options")
-    messages, tools = _conversation(config, options, new_id, limits)
+    prompt = config.get("prompt")
+    if (prompt is None) == (config.get("messages") is None):
+        raise wrong("prompt", "or messages is required, but not both")
+    messages: list[Message] = []
+    tools: list[Tool] = []
+    if prompt is None:
+        messages, tools = read_conversation(config, new_id=new_id, limits=limits)
+    elif not isinstance(prompt, str):
+        raise wrong("prompt", "must be a string")
+    elif config.get("tools"):
+        raise wrong("tools", "needs messages")
+    elif options.apply_chat_template:
+        messages = [UserMessage(id=new_id("msg"), content=prompt)]
     parameters = _object(config.get("parameters"), "parameters")
     if reserved_name := next((name for name in parameters if name in NOT_PARAMETERS), None):
         raise wrong(f"{at}.{reserved_name}".lstrip("."), "is not a parameter that can be set")
@@ -107,9 +119,8 @@ def read_config(
     base_options, _ = read_options(source, wire="generate", at=at)
     generation = msgspec.structs.replace(base_options, token_details=options.stream or base_options.token_details)
     check_tool_choice(generation.tool_choice, [tool.name for tool in tools], at=f"{at}.tool_choice".lstrip("."))
-    prompt = config.get("prompt") or ""
     if not messages:
-        generation = msgspec.structs.replace(generation, raw_prompt=prompt)
+        generation = msgspec.structs.replace(generation, raw_prompt=prompt or "")
     run = RunAgentInput(
         thread_id=new_id("thread"),
         run_id=new_id("run"),
@@ -119,25 +130,8 @@ def read_config(
         state={},
         forwarded_props={},
     )
-    flags = GenerateFlags(options=options, prompt=prompt, logprobs=generation.sampling.logprobs)
+    flags = GenerateFlags(options=options, prompt=prompt or "", logprobs=generation.sampling.logprobs)
     return Inbound(input=run, options=generation, stream=options.stream, extra=flags)
-
-
-def _conversation(
-    config: dict[str, object], options: Options, new_id: NewId, limits: Limits
-) -> tuple[list[Message], list[Tool]]:
-    prompt = config.get("prompt")
-    if (prompt is None) == (config.get("messages") is None):
-        raise wrong("prompt", "or messages is required, but not both")
-    if prompt is None:
-        return read_conversation(config, new_id=new_id, limits=limits)
-    if not isinstance(prompt, str):
-        raise wrong("prompt", "must be a string")
-    if config.get("tools"):
-        raise wrong("tools", "needs messages")
-    if options.apply_chat_template:
-        return [UserMessage(id=new_id("msg"), content=prompt)], []
-    return [], []
 
 
 def _object(value: object, at: str) -> dict[str, object]:

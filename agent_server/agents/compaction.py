@@ -108,7 +108,16 @@ class Compactor:
             return
         if not self._stored_checked:
             self._stored_checked = True
-            await self._restore_stored()
+            # Restore the compaction of an earlier run, if the conversation still starts with the same messages.
+            thread, prompt = self._context.thread, self._conversation.prompt
+            for stored in reversed(await thread.messages() if thread is not None else []):
+                if stored.get("role") != "activity" or stored.get("activityType") != COMPACTED:
+                    continue
+                content: dict[str, Any] = stored["content"]
+                cut = index_after_comparable(prompt, content["messages"])
+                if cut is not None and content["digest"] == digest(prompt[:cut]):
+                    self._compacted = Compacted(cut=cut, summary=content.get("summary"))
+                    break
         tokens = before = await self._turns.prompt_length(*next_request())
         failed: str | None = None
         for share in (1.0, 0.5, 0.0):  # a summary may be long, and the ratio of tokens to bytes varies
@@ -148,19 +157,6 @@ class Compactor:
         )
         context = sum(_length(each.description) + _length(each.value) for each in input.context or ())
         return sum(map(size, input.messages)) + tools + context + _length(instructions or "")
-
-    async def _restore_stored(self) -> None:
-        """Restore the compaction of an earlier run, if the conversation still starts with the same messages."""
-        thread = self._context.thread
-        prompt = self._conversation.prompt
-        for stored in reversed(await thread.messages() if thread is not None else []):
-            if stored.get("role") != "activity" or stored.get("activityType") != COMPACTED:
-                continue
-            content: dict[str, Any] = stored["content"]
-            cut = index_after_comparable(prompt, content["messages"])
-            if cut is not None and content["digest"] == digest(prompt[:cut]):
-                self._compacted = Compacted(cut=cut, summary=content.get("summary"))
-                return
 
     async def _summary(self, cut: int, piece: int) -> tuple[str | None, str | None]:
         """The summary of the messages before `cut`, and the reason if there is none."""

@@ -249,8 +249,17 @@ class GuestRun:
                 self._recorder.usage[used.model or self._name] = used
         interrupts = list(last.outcome.interrupts) if isinstance(last.outcome, InterruptOutcome) else []
         if interrupts or self._old_interrupts:
-            old = [] if interrupts else self._old_interrupts
-            return self._interrupted([*map(self._question, interrupts), *map(self._old_question, old)])
+            asked = [self._question(each) for each in interrupts]
+            for value in [] if interrupts else self._old_interrupts:
+                message = value if isinstance(value, str) else None
+                metadata = None if message is not None else {"value": value}
+                interrupt = Interrupt(
+                    id=self._context.new_id("int"), reason="input_required", message=message, metadata=metadata
+                )
+                question = self._question(interrupt)
+                question["call"]["old"] = True
+                asked.append(question)
+            return self._interrupted(asked)
         # The calls for the client to answer: those that the guest names, otherwise those of the client's tools.
         pending: list[str] = []
         if isinstance(last.outcome, SuccessOutcome):
@@ -271,16 +280,6 @@ class GuestRun:
         call: HeldCall = {"id": interrupt.tool_call_id or id, "name": name, "arguments": arguments, "answers": [],
                 "agent": self._name, "own": interrupt.id}  # fmt: skip
         return {"interrupt": msgspec.structs.replace(interrupt, id=id), "call": call}
-
-    def _old_question(self, value: object) -> AskedPerson:
-        message = value if isinstance(value, str) else None
-        metadata = None if message is not None else {"value": value}
-        interrupt = Interrupt(
-            id=self._context.new_id("int"), reason="input_required", message=message, metadata=metadata
-        )
-        question = self._question(interrupt)
-        question["call"]["old"] = True
-        return question
 
     def _call(self, call_id: str | None) -> tuple[str, dict[str, object]]:
         """The name and the arguments of a call in the conversation; empty if there is no such call."""

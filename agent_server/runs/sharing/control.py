@@ -81,23 +81,20 @@ class GatewayCommands:
                 for id, fields in entries:
                     # Noted before the command is executed: one that fails must not be read again for ever.
                     self._last_id = id
-                    self._handle(fields)
-
-    def _handle(self, fields: Mapping[bytes, bytes]) -> None:
-        if (entry := fields.get(b"turn")) is not None:
-            self.turn(entry)
-            return
-        message = msgspec.json.decode(fields[b"m"])
-        if (token := message.get("answer")) is not None:
-            future = self._answers.get(token)
-            # The caller may have stopped waiting; the answer is then dropped.
-            if future is not None and not future.done():
-                future.set_result(message)
-            return
-        # In a task of its own: an action may take long, and later commands must not wait for it.
-        task = asyncio.create_task(self._execute(message))
-        self._executing.add(task)
-        task.add_done_callback(self._executing.discard)
+                    if (entry := fields.get(b"turn")) is not None:
+                        self.turn(entry)
+                        continue
+                    message = msgspec.json.decode(fields[b"m"])
+                    if (token := message.get("answer")) is not None:
+                        future = self._answers.get(token)
+                        # The caller may have stopped waiting; the answer is then dropped.
+                        if future is not None and not future.done():
+                            future.set_result(message)
+                        continue
+                    # In a task of its own: an action may take long, and later commands must not wait for it.
+                    task = asyncio.create_task(self._execute(message))
+                    self._executing.add(task)
+                    task.add_done_callback(self._executing.discard)
 
     def turn(self, entry: bytes) -> None:
         """Let a run of this gateway begin, if it still exists, because it is its turn on its thread."""

@@ -65,10 +65,18 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
         In a thread with an open interrupt the messages are not stored yet, since the input may be refused.
         """
         run, thread = self.run, (self.run["tenant"], self.run["thread_id"])
-        state = _touch(connection, *thread, run["agent"], name_from(self.messages), self.key)
+        # Create the thread if it is new, otherwise update its time.
+        name, now = name_from(self.messages), now_ms()
+        row = {
+            "tenant": run["tenant"], "id": run["thread_id"], "name": name, "agent_id": run["agent"], "archived": False,
+            "state": None, "metadata": "{}", "created_at": now, "updated_at": now, "key": self.key,
+        }  # fmt: skip
+        entered = connection.execute(_entering(connection.dialect.name), row).one()
+        if name and not entered.name:
+            connection.execute(_NAME_THREAD, bound(*thread, new_name=name))
         interrupts = questions.load(connection, *thread)
         owners = tuple(connection.scalars(_OTHER_OWNERS, bound(*thread, own=run["owner"])))
-        changed = [name for name in run if name not in ("tenant", "thread_id", "id")]
+        changed = [column for column in run if column not in ("tenant", "thread_id", "id")]
         rows.upsert(connection, schema.runs, [run], changed)
         if self.body is not None:
             forget_events(connection, *thread, run["id"])
@@ -77,26 +85,15 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
         recalled = thread_messages.recall(messages, self.messages) if self.recall else ()
         if self.messages and not any(each.status == "open" for each in interrupts):
             thread_messages.take(messages, self.messages, self.removal, edits=self.edits)
-        return ThreadState(state=state, messages=recalled, interrupts=interrupts, owners=owners, edited=messages.aside)
+        return ThreadState(
+            state=decoded(entered.state), messages=recalled, interrupts=interrupts, owners=owners, edited=messages.aside
+        )
 
 
 @lru_cache(maxsize=2)
 def _entering(dialect: str) -> Any:
     table = schema.threads
     return rows.upserting(dialect, table, ("updated_at",)).returning(table.c.state, table.c.name)
-
-
-def _touch(connection: Connection, tenant: str, thread_id: str, agent: str, name: str, key: str) -> Any:
-    """Create the thread if it is new, otherwise update its time. Return its state."""
-    now = now_ms()
-    row = {
-        "tenant": tenant, "id": thread_id, "name": name, "agent_id": agent, "archived": False, "state": None,
-        "metadata": "{}", "created_at": now, "updated_at": now, "key": key,
-    }  # fmt: skip
-    thread = connection.execute(_entering(connection.dialect.name), row).one()
-    if name and not thread.name:
-        connection.execute(_NAME_THREAD, bound(tenant, thread_id, new_name=name))
-    return decoded(thread.state)
 
 
 BRANCH = " (branch)"
