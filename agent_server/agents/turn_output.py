@@ -87,8 +87,7 @@ class TurnOutput:
         self._guarded = guarded
         self._on_event = on_event
         self.filtered = reasoning is not None or guarded is not None
-        """Whether a policy or guards, which may wait, stand between the model and the readers; then use
-        `emit_filtered`."""
+        """Whether a policy or guards, which may wait, filter what readers get; then use `emit_filtered`."""
         self.tokens = self.reasoning_tokens = 0
         self._model_folder = Folder()
         self._visible_folder = self._model_folder if reasoning is None else Folder()

@@ -126,7 +126,7 @@ class _Part(msgspec.Struct):
 
 
 class Journal:
-    """Stands between a run and its log. Until `open`, events are passed on at once and nothing is saved.
+    """The saver between a run and its log. Until `open`, events are passed on at once and nothing is saved.
 
     body: makes the agent's checkpoint after a change, in the same step that collects the events which are saved with
     it. on_lost: called when another server has taken over the run.

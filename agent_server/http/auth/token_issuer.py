@@ -175,7 +175,7 @@ class Issuer:
         key = await self._keys.find(header.get("kid"))
         if key is None:
             raise _refusal("its issuer publishes no such key")
-        claims = self._claims(token, key)
+        claims: Mapping[str, Any] = self._claims(token, key)
         tenant = claims.get(self._settings.tenant_claim)
         if not isinstance(tenant, str) or not tenant:
             raise _refusal(f"it names no tenant in {self._settings.tenant_claim}")

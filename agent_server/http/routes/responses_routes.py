@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 SUMMARY_TOKENS = 2048
 """Limit on a summary's tokens, if the model's context is large enough."""
 PLACE = COMPACTION_THREAD
-"""Stands for the thread and the message that a summary is sealed for."""
+"""The thread and message id that summaries are sealed for."""
 
 
 def open_compaction(server: Server, tenant: str, sealed: str) -> str | list[Message] | None:

@@ -58,7 +58,7 @@ class Alone:
 
 
 class FileOwners:
-    """Lock files beside an SQLite database."""
+    """Lock files in the folder of an SQLite database."""
 
     def __init__(self, database: Path) -> None:
         self._database = database
