@@ -131,23 +131,8 @@ def fold(events: Iterable[Event], *, hidden_tools: Container[str] = ()) -> Answe
     end = next((event for event in reversed(visible) if isinstance(event, RunFinished | RunError)), None)
     outcome = end.outcome if isinstance(end, RunFinished) else None
     sealed = [event.encrypted_value for event in visible if isinstance(event, ReasoningEncryptedValue)]
-    return Answer(
-        text=output.text,
-        reasoning=output.reasoning,
-        calls=output.tool_calls,
-        finish=finish_reason(end) if isinstance(end, RunFinished) else "error",
-        error=end if isinstance(end, RunError) else None,
-        usage=(end.usage if end else None) or (),
-        interrupts=outcome.interrupts if isinstance(outcome, InterruptOutcome) else (),
-        encrypted_reasoning=sealed[-1] if sealed else None,
-        pieces=_pieces(visible, end),
-        metadata=finished_metadata(end),
-    )
-
-
-def _pieces(events: Iterable[Event], end: RunFinished | RunError | None) -> Pieces:
     pieces = Pieces()
-    for event in events:
+    for event in visible:
         match event:
             case TextMessageContent():
                 pieces.text_tokens.extend(tokens_of(event.metadata))
@@ -170,7 +155,18 @@ def _pieces(events: Iterable[Event], end: RunFinished | RunError | None) -> Piec
         pieces.tokens.extend(tokens_of(event.metadata))
     if end is not None:
         pieces.tokens.extend(tokens_of(end.metadata))
-    return pieces
+    return Answer(
+        text=output.text,
+        reasoning=output.reasoning,
+        calls=output.tool_calls,
+        finish=finish_reason(end) if isinstance(end, RunFinished) else "error",
+        error=end if isinstance(end, RunError) else None,
+        usage=(end.usage if end else None) or (),
+        interrupts=outcome.interrupts if isinstance(outcome, InterruptOutcome) else (),
+        encrypted_reasoning=sealed[-1] if sealed else None,
+        pieces=pieces,
+        metadata=finished_metadata(end),
+    )
 
 
 def field_on(wire: Wire, param: str | None) -> str | None:

@@ -436,7 +436,22 @@ class _ChatMessagesReader:
             raise wrong(f"{at}.tool_calls", f"must be an array of at most {self._limits.tool_calls} items")
         if message.function_call:
             entries = [*entries, {"function": message.function_call}]
-        calls = [self._call(entry, f"{at}.tool_calls.{i}") for i, entry in enumerate(entries)]
+        calls: list[ToolCall] = []
+        for i, entry in enumerate(entries):
+            place = f"{at}.tool_calls.{i}"
+            kind = "custom" if isinstance(entry, dict) and "custom" in entry else "function"
+            function = entry.get(kind) if isinstance(entry, dict) else None
+            if not isinstance(function, dict):
+                raise wrong(place, "must have a function")
+            called = function.get("name")
+            if not isinstance(called, str) or not 0 < len(called) <= self._limits.name:
+                raise wrong(f"{place}.{kind}.name", "must be a name")
+            if kind == "custom":
+                arguments = arguments_of(function.get("input"), f"{place}.custom.input")
+            else:
+                arguments = object_text(function.get("arguments"), f"{place}.function.arguments")
+            call_id = self._id(entry.get("id"), f"{place}.id") or self._new_id("call")
+            calls.append(ToolCall(id=call_id, function=FunctionCall(name=called, arguments=arguments)))
         self._waiting.extend((call.id, call.function.name) for call in calls)
         text = self._text(message.content, at) or self._text(message.refusal, f"{at}.refusal")
         yield AssistantMessage(
@@ -445,21 +460,6 @@ class _ChatMessagesReader:
             tool_calls=calls or None,
             name=self._name(message, at),
         )
-
-    def _call(self, entry: Any, at: str) -> ToolCall:
-        kind = "custom" if isinstance(entry, dict) and "custom" in entry else "function"
-        function = entry.get(kind) if isinstance(entry, dict) else None
-        if not isinstance(function, dict):
-            raise wrong(at, "must have a function")
-        name = function.get("name")
-        if not isinstance(name, str) or not 0 < len(name) <= self._limits.name:
-            raise wrong(f"{at}.{kind}.name", "must be a name")
-        if kind == "custom":
-            arguments = arguments_of(function.get("input"), f"{at}.custom.input")
-        else:
-            arguments = object_text(function.get("arguments"), f"{at}.function.arguments")
-        call_id = self._id(entry.get("id"), f"{at}.id") or self._new_id("call")
-        return ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments))
 
     def _result(self, message: ChatMessage, call_id: str, at: str) -> ToolMessage:
         self._waiting = [entry for entry in self._waiting if entry[0] != call_id]

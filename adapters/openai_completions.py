@@ -332,12 +332,35 @@ def completion_body(runs: Sequence[Sequence[Event]], identity: CompletionIdentit
     answers = [fold(events) for events in runs]
     for answer in answers:
         raise_failure(answer, "completions", ANSWER_FAILURES)
+    choices: list[dict[str, object]] = []
+    for index, answer in enumerate(answers):
+        prompt = flags.prompts[index // flags.n]
+        before = identity.prompt_texts[index // flags.n] if flags.echo else ""
+        text = "" if flags.score_only else answer.text + stop_text(answer.stop, flags.include_stop)
+        choice: dict[str, object] = {
+            "index": index,
+            "text": before + text,
+            "logprobs": _logprobs(answer, before, flags),
+            "finish_reason": "length" if flags.score_only else wire_finish(answer.finish, named_tool=False),
+        }
+        if answer.stop is not None:
+            choice["stop_reason"] = answer.stop
+        if flags.token_ids:
+            choice["token_ids"] = [] if flags.score_only else [token[0] for token in answer.pieces.tokens]
+            prompt_token_ids = answer.metadata.prompt_token_ids
+            ids = prompt_token_ids if isinstance(prompt, str) or flags.truncated else list(prompt)
+            if ids is not None:
+                choice["prompt_token_ids"] = ids
+        if flags.prompt_logprobs is not None:
+            scores = answer.metadata.prompt_logprobs or ()
+            choice["prompt_logprobs"] = prompt_logprobs(scores, flags.prompt_logprobs)
+        choices.append(choice)
     body: dict[str, Any] = {
         "id": identity.id,
         "object": "text_completion",
         "created": identity.created,
         "model": identity.model,
-        "choices": [_choice(answer, index, identity, flags) for index, answer in enumerate(answers)],
+        "choices": choices,
         "usage": _usage([answer.usage for answer in answers], flags),
     }
     if warnings := list(dict.fromkeys(warning for answer in answers for warning in answer.warnings)):
@@ -348,29 +371,6 @@ def completion_body(runs: Sequence[Sequence[Event]], identity: CompletionIdentit
     if broken is not None:
         body["error"] = error_object(broken.error, "completions")
     return json_bytes(body)
-
-
-def _choice(answer: Answer, index: int, identity: CompletionIdentity, flags: CompletionFlags) -> dict[str, object]:
-    prompt = flags.prompts[index // flags.n]
-    before = identity.prompt_texts[index // flags.n] if flags.echo else ""
-    text = "" if flags.score_only else answer.text + stop_text(answer.stop, flags.include_stop)
-    choice: dict[str, object] = {
-        "index": index,
-        "text": before + text,
-        "logprobs": _logprobs(answer, before, flags),
-        "finish_reason": "length" if flags.score_only else wire_finish(answer.finish, named_tool=False),
-    }
-    if answer.stop is not None:
-        choice["stop_reason"] = answer.stop
-    if flags.token_ids:
-        choice["token_ids"] = [] if flags.score_only else [token[0] for token in answer.pieces.tokens]
-        prompt_token_ids = answer.metadata.prompt_token_ids
-        ids = prompt_token_ids if isinstance(prompt, str) or flags.truncated else list(prompt)
-        if ids is not None:
-            choice["prompt_token_ids"] = ids
-    if flags.prompt_logprobs is not None:
-        choice["prompt_logprobs"] = prompt_logprobs(answer.metadata.prompt_logprobs or (), flags.prompt_logprobs)
-    return choice
 
 
 def _logprobs(answer: Answer, before: str, flags: CompletionFlags) -> dict[str, object] | None:

@@ -148,20 +148,20 @@ def _messages(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
     files = [part for part in parts if part.get("type") == "file"]
     if role == "system" or not files:
         return [{"id": id, "role": role, "content": text}]
-    content = [_content(part) for part in parts if part.get("type") in ("text", "file")]
+    content: list[dict[str, object]] = []
+    for part in parts:
+        if part.get("type") == "text":
+            content.append({"type": "text", "text": part.get("text", "")})
+        elif part.get("type") == "file":
+            mime, url = str(part.get("mediaType", "")), str(part.get("url", ""))
+            kind = mime.partition("/")[0]
+            kind = kind if kind in ("image", "audio", "video") else "document"
+            head, comma, data = url.partition(",")
+            embedded = comma and head.startswith("data:") and head.endswith(";base64")
+            source = {"type": "data" if embedded else "url", "value": data if embedded else url, "mimeType": mime}
+            filename = {"filename": part["filename"]} if isinstance(part.get("filename"), str) else None
+            content.append({"type": kind, "source": source, "metadata": filename})
     return [{"id": id, "role": "user", "content": content}]
-
-
-def _content(part: dict[str, Any]) -> dict[str, object]:
-    if part["type"] == "text":
-        return {"type": "text", "text": part.get("text", "")}
-    mime, url = str(part.get("mediaType", "")), str(part.get("url", ""))
-    kind = mime.partition("/")[0]
-    head, comma, data = url.partition(",")
-    embedded = comma and head.startswith("data:") and head.endswith(";base64")
-    source = {"type": "data" if embedded else "url", "value": data if embedded else url, "mimeType": mime}
-    named = {"filename": part["filename"]} if isinstance(part.get("filename"), str) else None
-    return {"type": kind if kind in ("image", "audio", "video") else "document", "source": source, "metadata": named}
 
 
 def _step(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:
@@ -184,9 +184,18 @@ def _step(parts: list[dict[str, Any]], id: str) -> list[dict[str, Any]]:
             arguments = msgspec.json.encode(part.get("input") or {}).decode()
             calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
             named = named or _own_id(part.get("callProviderMetadata"))
-            if (content := _result(part)) is not None:
-                result_id = _own_id(part.get("resultProviderMetadata")) or f"{call_id}-result"
-                results.append({"id": result_id, "role": "tool", "toolCallId": call_id, "content": content})
+            match part.get("state"):
+                case "output-available":
+                    output = part.get("output")
+                    content = output if isinstance(output, str) else msgspec.json.encode(output).decode()
+                case "output-error":
+                    content = str(part.get("errorText") or "The call failed.")
+                case "output-denied":
+                    content = DENIED
+                case _:  # it has no result yet
+                    continue
+            result_id = _own_id(part.get("resultProviderMetadata")) or f"{call_id}-result"
+            results.append({"id": result_id, "role": "tool", "toolCallId": call_id, "content": content})
     messages: list[dict[str, Any]] = []
     if thought:
         messages.append({"id": thought_id, "role": "reasoning", "content": thought})
@@ -200,18 +209,6 @@ def _own_id(metadata: object) -> str | None:
     own = metadata.get(NAMESPACE) if isinstance(metadata, dict) else None
     message_id = own.get("messageId") if isinstance(own, dict) else None
     return message_id if isinstance(message_id, str) else None
-
-
-def _result(part: dict[str, Any]) -> str | None:
-    match part.get("state"):
-        case "output-available":
-            output = part.get("output")
-            return output if isinstance(output, str) else msgspec.json.encode(output).decode()
-        case "output-error":
-            return str(part.get("errorText") or "The call failed.")
-        case "output-denied":
-            return DENIED
-    return None
 
 
 class UiMessageStream:

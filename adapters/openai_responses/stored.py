@@ -163,21 +163,21 @@ def retained_items(messages: Iterable[Message]) -> list[dict[str, Any]]:
             continue
         content: Any = message.content
         parts = [TextPart(text=content)] if isinstance(content, str) else content or ()
+        item_parts: list[dict[str, object]] = []
+        for part in parts:
+            if isinstance(part, TextPart):
+                item_parts.append({"type": "input_text", "text": part.text})
+            elif isinstance(part, ImagePart):
+                item_parts.append({"type": "input_image", "detail": "auto", "image_url": _address(part.source)})
+            elif isinstance(part, DocumentPart):
+                named: Mapping[str, object] = part.metadata if isinstance(part.metadata, dict) else {}
+                field = "file_data" if isinstance(part.source, DataSource) else "file_url"
+                item_parts.append({"type": "input_file", field: _address(part.source), **named})
+            else:
+                raise wrong("input", f"holds {getattr(part, 'type', 'unknown')} content, which cannot be kept")
         item = {"type": "message", "id": message.id, "status": "completed", "role": message.role}
-        items.append({**item, "content": [_part(part) for part in parts]})
+        items.append({**item, "content": item_parts})
     return items
-
-
-def _part(part: object) -> dict[str, object]:
-    if isinstance(part, TextPart):
-        return {"type": "input_text", "text": part.text}
-    if isinstance(part, ImagePart):
-        return {"type": "input_image", "detail": "auto", "image_url": _address(part.source)}
-    if isinstance(part, DocumentPart):
-        named: Mapping[str, object] = part.metadata if isinstance(part.metadata, dict) else {}
-        field = "file_data" if isinstance(part.source, DataSource) else "file_url"
-        return {"type": "input_file", field: _address(part.source), **named}
-    raise wrong("input", f"holds {getattr(part, 'type', 'unknown')} content, which cannot be kept")
 
 
 def _address(source: Any) -> str:

@@ -169,12 +169,20 @@ async def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) 
     if entry.status == "cancelled":
         return Decision(record=record, entry=entry, arguments=arguments, refusal=DENIED)
     # After a wrong answer a tool's question is asked again; an approval is refused, since no call may follow from it.
-    fault = None
+    fault: str | None = None
     # The interrupt's metadata may name a payload that declines the question and need not fit the schema.
     declining = (record.interrupt.get("metadata") or {}).get("declinePayload")
     declines = is_question(record) and declining is not None and entry.payload == declining
-    if not declines:
-        fault = await _fault(entry.payload, record.interrupt.get("responseSchema"))
+    if not declines and entry.payload is None:
+        fault = "The resume has the status resolved but no payload."
+    elif (
+        not declines
+        and (answer_schema := record.interrupt.get("responseSchema")) is not None
+        and (problem := await mismatch(entry.payload, answer_schema)) is not None
+    ):
+        where, text = problem
+        text = text if len(text) <= FAULT_LENGTH else text[:FAULT_LENGTH] + "..."
+        fault = f"The resume's payload does not fit the interrupt's responseSchema at {where or 'payload'}: {text}."
     if is_question(record):
         all_answers = (*answers, entry.payload)
         return Decision(record=record, entry=entry, arguments=arguments, answers=all_answers, fault=fault)
@@ -191,18 +199,6 @@ async def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) 
         raise _refusal("The arguments of this call may not be edited: approve it as it is, or deny it.")
     final_arguments = arguments if edited is None else edited
     return Decision(record=record, entry=entry, arguments=final_arguments, answers=answers)
-
-
-async def _fault(payload: object, schema: object) -> str | None:
-    """The error in an answer, as a sentence; None if there is none."""
-    if payload is None:
-        return "The resume has the status resolved but no payload."
-    problem = None if schema is None else await mismatch(payload, schema)
-    if problem is None:
-        return None
-    where, message = problem
-    reason = message if len(message) <= FAULT_LENGTH else message[:FAULT_LENGTH] + "..."
-    return f"The resume's payload does not fit the interrupt's responseSchema at {where or 'payload'}: {reason}."
 
 
 def repeat_question(record: InterruptRecord, faults: Mapping[str, str]) -> AskedPerson:

@@ -143,25 +143,20 @@ class Webhooks:
                     failure = error.message.rstrip(".") if isinstance(error, Refused) else type(error).__name__
                 if 200 <= status < 300 or status == GONE:
                     await self._store.write(lambda connection: callbacks.done(connection, callback))
+                elif callback.attempts >= len(self._backoff):
+                    message = "The webhook of run %s could not be delivered to %s (%s). The server gives up."
+                    logger.error(message, callback.run_id, URL(callback.url).host, failure)
+                    await self._store.write(lambda connection: callbacks.done(connection, callback))
                 else:
-                    await self._retry_later(callback, failure)
+                    seconds = self._backoff[callback.attempts]
+                    message = "The webhook of run %s could not be delivered to %s: %s. The next attempt is in %g s."
+                    logger.warning(message, callback.run_id, URL(callback.url).host, failure, seconds)
+                    due = int((self._now() + seconds) * 1000)
+                    await self._store.write(lambda connection: callbacks.postpone(connection, callback, due))
         except asyncio.CancelledError:  # this server stops: the next one need not wait for the lease
             now = int(self._now() * 1000)
             await self._store.write(lambda connection: callbacks.release(connection, callback, until, now))
             raise
-
-    async def _retry_later(self, callback: Callback, failure: str) -> None:
-        host = URL(callback.url).host
-        if callback.attempts >= len(self._backoff):
-            message = "The webhook of run %s could not be delivered to %s (%s). The server gives up."
-            logger.error(message, callback.run_id, host, failure)
-            await self._store.write(lambda connection: callbacks.done(connection, callback))
-            return
-        seconds = self._backoff[callback.attempts]
-        message = "The webhook of run %s could not be delivered to %s: %s. The next attempt is in %g s."
-        logger.warning(message, callback.run_id, host, failure, seconds)
-        until = int((self._now() + seconds) * 1000)
-        await self._store.write(lambda connection: callbacks.postpone(connection, callback, until))
 
     def _target(self, url: str) -> URL:
         return allowed_place(

@@ -97,7 +97,20 @@ def in_version(operations: Iterable[Wire], version: Version) -> list[Wire]:
     """Convert messages of either version to this one. Components and data, which 1.0 allows in createSurface, become
     separate messages in both versions: pages that already have the surface ignore a second createSurface."""
     split = [each for operation in operations for each in _split_create(operation)]
-    return split if version == VERSION else [_newer(each) for each in split]
+    if version == VERSION:
+        return split
+    # In 1.0 surfaces have no theme, deleted values are set to null, and calls have no return type.
+    newer: list[Wire] = []
+    for operation in split:
+        converted = {**operation, "version": NEWER}
+        if isinstance(body := operation.get("createSurface"), dict):
+            converted["createSurface"] = {key: value for key, value in body.items() if key != "theme"}
+        elif isinstance(body := operation.get("updateDataModel"), dict):
+            converted["updateDataModel"] = {"value": None, **body}
+        elif isinstance(body := operation.get("updateComponents"), dict):
+            converted["updateComponents"] = {**body, "components": _untyped(body.get("components"))}
+        newer.append(converted)
+    return newer
 
 
 def _renderer_capabilities(props: object) -> Mapping[str, object] | None:
@@ -123,19 +136,6 @@ def _split_create(operation: Wire) -> Iterator[Wire]:
         yield update_components(surface, components)
     if isinstance(data, dict):
         yield update_data(surface, data)
-
-
-def _newer(operation: Wire) -> Wire:
-    """Convert a message from 0.9 to 1.0: surfaces have no theme, deleted values are set to null, and calls have no
-    return type."""
-    converted = {**operation, "version": NEWER}
-    if isinstance(body := operation.get("createSurface"), dict):
-        converted["createSurface"] = {key: value for key, value in body.items() if key != "theme"}
-    elif isinstance(body := operation.get("updateDataModel"), dict):
-        converted["updateDataModel"] = {"value": None, **body}
-    elif isinstance(body := operation.get("updateComponents"), dict):
-        converted["updateComponents"] = {**body, "components": _untyped(body.get("components"))}
-    return converted
 
 
 def _untyped(value: object) -> object:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pydantic_core
-from ag_ui.core import Message, ReasoningMessage, ResumeEntry, ToolMessage, UserMessage
+from ag_ui.core import ReasoningMessage, ResumeEntry, ToolMessage, UserMessage
 from agno.agent import Agent
 from agno.models.message import Message as AgnoMessage
 from agno.models.response import ToolExecution
@@ -182,7 +182,19 @@ class AgnoGuest:
                 to_ask = [each for each in waiting if each.pause_type != "external_execution"]
                 if to_ask and self._agent.db is None:
                     raise GuestError(NO_DATABASE)
-                interrupts += [_question(each) for each in to_ask]
+                for each in to_ask:
+                    tool = each.tool_execution
+                    name = tool.tool_name if tool is not None else "a tool"
+                    approval = each.pause_type == "confirmation"
+                    question = Interrupt(
+                        id=each.id,
+                        reason="tool_call" if approval else "input_required",
+                        message=f"Call {name}?" if approval else f"{name} needs values.",
+                        tool_call_id=tool.tool_call_id if tool is not None else None,
+                        response_schema=APPROVAL if approval else None,
+                        metadata=None if approval else {"value": _requested_fields(each)},
+                    )
+                    interrupts.append(question)
                 for requirement in waiting:
                     for event in stream.call(requirement.tool_execution):
                         yield event
@@ -204,7 +216,21 @@ class AgnoGuest:
 
     def _start(self, input: GuestInput) -> Any:
         """Start a run with the client's context, followed by all messages."""
-        messages = [_message(each) for each in input.messages if not isinstance(each, ReasoningMessage)]
+        messages: list[AgnoMessage] = []
+        for each in input.messages:
+            if isinstance(each, ReasoningMessage):
+                continue
+            fields: dict[str, Any] = {"id": each.id, "role": each.role, "content": getattr(each, "content", None)}
+            if isinstance(each, UserMessage) and not isinstance(each.content, str):
+                images, audio, videos, files = extract_media([each])
+                fields["content"] = extract_user_input([each])
+                fields |= {"images": images or None, "audio": audio or None}
+                fields |= {"videos": videos or None, "files": files or None}
+            elif isinstance(each, ToolMessage):
+                fields |= {"tool_call_id": each.tool_call_id, "content": _plain(each.content)}
+            elif calls := getattr(each, "tool_calls", None):
+                fields["tool_calls"] = [call.model_dump(include={"id", "type", "function"}) for call in calls]
+            messages.append(AgnoMessage(**fields))
         context = context_in_words(input.context or ())
         conversation = messages if context is None else [AgnoMessage(role="system", content=context), *messages]
         return self._agent.arun(
@@ -253,37 +279,10 @@ def _context(input: GuestInput, run_id: str | None = None) -> RunContext:
     return RunContext(run_id=own, session_id=input.thread_id, session_state=copy.deepcopy(state), client_tools=tools)
 
 
-def _message(message: Message) -> AgnoMessage:
-    fields: dict[str, Any] = {"id": message.id, "role": message.role, "content": getattr(message, "content", None)}
-    if isinstance(message, UserMessage) and not isinstance(message.content, str):
-        images, audio, videos, files = extract_media([message])
-        fields["content"] = extract_user_input([message])
-        fields |= {"images": images or None, "audio": audio or None, "videos": videos or None, "files": files or None}
-    elif isinstance(message, ToolMessage):
-        fields |= {"tool_call_id": message.tool_call_id, "content": _plain(message.content)}
-    elif calls := getattr(message, "tool_calls", None):
-        fields["tool_calls"] = [each.model_dump(include={"id", "type", "function"}) for each in calls]
-    return AgnoMessage(**fields)
-
-
 def _plain(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part.text for part in content if part.type == "text")
-
-
-def _question(requirement: RunRequirement) -> Interrupt:
-    tool = requirement.tool_execution
-    name = tool.tool_name if tool is not None else "a tool"
-    approval = requirement.pause_type == "confirmation"
-    return Interrupt(
-        id=requirement.id,
-        reason="tool_call" if approval else "input_required",
-        message=f"Call {name}?" if approval else f"{name} needs values.",
-        tool_call_id=tool.tool_call_id if tool is not None else None,
-        response_schema=APPROVAL if approval else None,
-        metadata=None if approval else {"value": _requested_fields(requirement)},
-    )
 
 
 def _requested_fields(requirement: RunRequirement) -> object:

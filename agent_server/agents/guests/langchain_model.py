@@ -119,16 +119,17 @@ def content_of(content: Any) -> Any:
     """Content in LangChain's form: a string unchanged, parts as standard content blocks."""
     if isinstance(content, str):
         return content
-    return [_block(part.model_dump(mode="json", by_alias=True)) for part in content]
-
-
-def _block(part: dict[str, Any]) -> dict[str, Any]:
-    if part["type"] == "text":
-        return {"type": "text", "text": part["text"]}
-    source, kind = part["source"], "file" if part["type"] == "document" else part["type"]
-    mime = {"mime_type": source["mimeType"]} if source.get("mimeType") else {}
-    value_key = {"data": "base64", "url": "url", "file": "file_id"}[source["type"]]
-    return {"type": kind, value_key: source["value"], **mime}
+    blocks: list[dict[str, Any]] = []
+    for each in content:
+        part = each.model_dump(mode="json", by_alias=True)
+        if part["type"] == "text":
+            blocks.append({"type": "text", "text": part["text"]})
+            continue
+        source, kind = part["source"], "file" if part["type"] == "document" else part["type"]
+        mime = {"mime_type": source["mimeType"]} if source.get("mimeType") else {}
+        value_key = {"data": "base64", "url": "url", "file": "file_id"}[source["type"]]
+        blocks.append({"type": kind, value_key: source["value"], **mime})
+    return blocks
 
 
 MODES: dict[object, Literal["auto", "none", "required"]] = {

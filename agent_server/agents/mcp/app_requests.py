@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 from mcp import MCPError
-from mcp_types import BlobResourceContents, CallToolResult, TextResourceContents
+from mcp_types import BlobResourceContents, CallToolResult
 
 from adapters.forwarded_props import ProxiedRequest
 from agent_server.agents.mcp.apps import SCHEME, app_of
@@ -107,7 +107,19 @@ class AppRequests:
         if uri not in {app_of(each.tool).uri for each in listing.tools}:
             raise PageRefused("The server declares no app with that URI.")
         result = await self._within(connection, connection.read(uri))
-        contents = [_page(each) for each in result.contents]
+        contents: list[Result] = []
+        for each in result.contents:
+            page: Result = each.model_dump(mode="json", by_alias=True, exclude_none=True)
+            kind = (each.mime_type or "").partition(";")[0].strip().lower()
+            if kind != "text/html":
+                raise PageRefused("An app is an HTML page; the server sent something else.")
+            if isinstance(each, BlobResourceContents):  # sent on as text, since clients decode base64 as Latin-1
+                try:
+                    page["text"] = base64.b64decode(each.blob, validate=True).decode()
+                except (binascii.Error, UnicodeDecodeError):
+                    raise PageRefused("The app is not text in UTF-8.") from None
+                del page["blob"]
+            contents.append(page)
         if len(msgspec.json.encode(contents)) > PAGE_BYTES:
             raise PageRefused(f"The app has more than {PAGE_BYTES} bytes.")
         return {"contents": contents}
@@ -136,18 +148,3 @@ def refusal(request: ProxiedRequest, sentence: str) -> Result:
     if request.method == "tools/call":
         return {"isError": True, "content": [{"type": "text", "text": sentence}]}
     return {"error": sentence}
-
-
-def _page(contents: TextResourceContents | BlobResourceContents) -> Result:
-    """Return a page as text, since clients decode base64 as Latin-1. Raises PageRefused if it is not HTML."""
-    wire: Result = contents.model_dump(mode="json", by_alias=True, exclude_none=True)
-    kind = (contents.mime_type or "").partition(";")[0].strip().lower()
-    if kind != "text/html":
-        raise PageRefused("An app is an HTML page; the server sent something else.")
-    if isinstance(contents, BlobResourceContents):
-        try:
-            wire["text"] = base64.b64decode(contents.blob, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
-            raise PageRefused("The app is not text in UTF-8.") from None
-        del wire["blob"]
-    return wire

@@ -401,13 +401,27 @@ class McpConnections:
             server = shared.server
             connection = next((each for each in own if each.server == server), shared)
             listing, readable = connection.listing, server.offers(reader_name(server.name))
+            tools: list[dict[str, object]] = []
+            for offered in listing.tools:
+                tool, app = offered.tool, app_of(offered.tool)
+                tools.append(
+                    {
+                        "name": server.prefix + tool.name,
+                        "description": tool.description or "",
+                        "approval": needs_approval(server, tool),
+                        "forModel": app.for_model,
+                        "forApp": app.for_app and bool(app.uri),
+                        "outputSchema": offered.output_schema,
+                        "note": offered.note or None,
+                    }
+                )
             servers.append(
                 {
                     "name": server.name,
                     "transport": "stdio" if server.command else "http",
                     "state": connection.state,
                     "problem": connection.problem or listing.cut or None,
-                    "tools": [_tool_object(server, each) for each in listing.tools],
+                    "tools": tools,
                     "resources": [resource_object(each) for each in listing.resources if readable],
                     "resourceTemplates": [template_object(each) for each in listing.templates if readable],
                     "prompts": [prompt_object(each) for each in listing.prompts],
@@ -429,19 +443,6 @@ class McpConnections:
     async def close(self) -> None:
         """End all sessions. Safe to call twice."""
         await asyncio.gather(*(each.close() for each in (*self._shared, *self._users.values())), *self._closing)
-
-
-def _tool_object(server: McpServer, offered: ServerTool) -> dict[str, object]:
-    tool, app = offered.tool, app_of(offered.tool)
-    return {
-        "name": server.prefix + tool.name,
-        "description": tool.description or "",
-        "approval": needs_approval(server, tool),
-        "forModel": app.for_model,
-        "forApp": app.for_app and bool(app.uri),
-        "outputSchema": offered.output_schema,
-        "note": offered.note or None,
-    }
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):

@@ -204,7 +204,19 @@ def _call_result(version: str, result: Json) -> Json:
     warnings: list[str] = []
     content = result.get("content", result.get(BARE, result.get("toolResult")))
     blocks = content if isinstance(content, list) else [] if content is None else [content]
-    repaired: Json = {"content": [_block(version, each, warnings) for each in blocks]}
+    shown: list[object] = []
+    for block in blocks:
+        if _valid("tools/call", version, {"content": [block]}):
+            shown.append(block)
+            continue
+        kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+        if isinstance(block, dict) and isinstance(block.get("text"), str):
+            warnings.append(f"a block of content of type {str(kind)[:64]!r} is shown as its text")
+            shown.append({"type": "text", "text": block["text"]})
+        else:
+            warnings.append(f"a block of content of type {str(kind)[:64]!r} is shown as JSON")
+            shown.append(_text(block))
+    repaired: Json = {"content": shown}
     if not isinstance(content, list) and content is not None:
         warnings.append("its content is no list")
     if result.get("isError") is True:
@@ -219,17 +231,6 @@ def _call_result(version: str, result: Json) -> Json:
             repaired["content"] = [_text(structured)] if not blocks else repaired["content"]
     extra: Json = {key: result[key] for key in ("resultType", "_meta") if key in result}
     return _with_meta({**extra, **repaired}, {WARNINGS: warnings} if warnings else {})
-
-
-def _block(version: str, block: object, warnings: list[str]) -> object:
-    if _valid("tools/call", version, {"content": [block]}):
-        return block
-    kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-    if isinstance(block, dict) and isinstance(block.get("text"), str):
-        warnings.append(f"a block of content of type {str(kind)[:64]!r} is shown as its text")
-        return {"type": "text", "text": block["text"]}
-    warnings.append(f"a block of content of type {str(kind)[:64]!r} is shown as JSON")
-    return _text(block)
 
 
 def _text(value: object) -> Json:

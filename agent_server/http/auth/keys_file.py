@@ -83,27 +83,24 @@ def parse_keys(text: str) -> list[KeyEntry]:
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise KeysFileError(str(error)) from None
     for number, entry in enumerate(entries, 1):
-        if fault := _fault(entry):
+        fault = ""
+        if not entry.name.strip() or not entry.name.isprintable():
+            fault = "a key needs a name"
+        elif not HASH.fullmatch(entry.hash):
+            fault = 'hash must be "sha256:" and 64 hexadecimal digits, as agent-server keys new writes it'
+        elif not entry.scopes:
+            fault = "scopes must have at least one of " + ", ".join(sorted(SCOPES))
+        elif entry.expires is not None and entry.expires.tzinfo is None:
+            fault = "expires needs a time zone, as in 2027-01-31T00:00:00Z"
+        elif any(getattr(entry, name) < 0 for name in QUOTA):
+            fault = "a limit may not be negative; 0 sets none"
+        if fault:
             raise KeysFileError(f"key {number} ({entry.name or 'no name'}): {fault}")
     for field in ("name", "hash"):
         values = [getattr(entry, field) for entry in entries]
         if len(set(values)) < len(values):
             raise KeysFileError(f"two keys have the same {field}")
     return entries
-
-
-def _fault(entry: KeyEntry) -> str:
-    if not entry.name.strip() or not entry.name.isprintable():
-        return "a key needs a name"
-    if not HASH.fullmatch(entry.hash):
-        return 'hash must be "sha256:" and 64 hexadecimal digits, as agent-server keys new writes it'
-    if not entry.scopes:
-        return "scopes must have at least one of " + ", ".join(sorted(SCOPES))
-    if entry.expires is not None and entry.expires.tzinfo is None:
-        return "expires needs a time zone, as in 2027-01-31T00:00:00Z"
-    if any(getattr(entry, name) < 0 for name in QUOTA):
-        return "a limit may not be negative; 0 sets none"
-    return ""
 
 
 class KeysFile:

@@ -151,7 +151,33 @@ def served_under(server: Server, name: str) -> str:
 def model_cards(server: Server, created: int) -> list[ModelCard]:
     """The served model, or each of several, and each agent by its own name."""
     names = [server.model.name, *(name for name in server.agents if name not in ("default", server.model.name))]
-    cards = [_card(server, name, server.model_of(name), created) for name in names]
+    cards: list[ModelCard] = []
+    for name in names:
+        model, agent = server.model_of(name), server.agents.get(name)
+        root = model.root.name
+        description = agent.description or None if agent is not None else None
+        status = model.status.state
+        if server.several and not model.ready:  # listed without details until it is loaded
+            cards.append(ModelCard(id=name, created=created, root=root, description=description, status=status))
+            continue
+        info = model.engine.info
+        card = ModelCard(
+            id=name,
+            created=created,
+            context_length=context_length(model),
+            vocabulary=info.vocab_size or None,
+            capabilities={
+                **template_capabilities(model),
+                "structured_outputs": info.supports_constraints,
+                "logprobs": "logprobs" in info.sampling,
+                "pause": info.supports_pause,
+            },
+            modalities=("text", *sorted({"file", *info.placeholders})),
+            root=root,
+            description=description,
+            status=status,
+        )
+        cards.append(card)
     if (vectors := server.embeddings) is not None:
         cards.append(ModelCard(id=vectors.name, created=created, capabilities={"embeddings": True}))
     if (reranker := server.reranker) is not None:
@@ -160,31 +186,6 @@ def model_cards(server: Server, created: int) -> list[ModelCard]:
         card = ModelCard(id=speech.name, created=created, capabilities={"transcription": True}, modalities=("audio",))
         cards.append(card)
     return cards
-
-
-def _card(server: Server, name: str, model: AnyModel, created: int) -> ModelCard:
-    agent = server.agents.get(name)
-    root = model.root.name
-    description = agent.description or None if agent is not None else None
-    if server.several and not model.ready:  # listed without details until it is loaded
-        return ModelCard(id=name, created=created, root=root, description=description, status=model.status.state)
-    info = model.engine.info
-    return ModelCard(
-        id=name,
-        created=created,
-        context_length=context_length(model),
-        vocabulary=info.vocab_size or None,
-        capabilities={
-            **template_capabilities(model),
-            "structured_outputs": info.supports_constraints,
-            "logprobs": "logprobs" in info.sampling,
-            "pause": info.supports_pause,
-        },
-        modalities=("text", *sorted({"file", *info.placeholders})),
-        root=root,
-        description=description,
-        status=model.status.state,
-    )
 
 
 def template_capabilities(model: AnyModel) -> dict[str, bool]:

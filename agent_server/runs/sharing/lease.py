@@ -120,9 +120,14 @@ class Reaper:
         entries = await self._link.call("SMEMBERS", self._keys.runs(gateway))
         for entry in entries:
             place = place_of(entry)
-            if await self._resume(place):
-                resumed += 1
-                continue
+            owner = await self._link.call("HGET", self._keys.record(place.tenant, place.run_id), "owner")
+            if self.successor is not None and owner:
+                try:
+                    if await self.successor.resume_dead(place.tenant, place.run_id, place.thread_id, int(owner)):
+                        resumed += 1
+                        continue
+                except RequestError as error:
+                    log.warning("A run of a dead gateway could not be resumed: %s", error.message)
             if not await self._end(place):  # the gateway is alive again and keeps its runs
                 return False
         log.warning("A gateway died. %d of its %d runs were resumed.", resumed, len(entries))
@@ -133,16 +138,6 @@ class Reaper:
             ]
         )
         return True
-
-    async def _resume(self, place: RunPlace) -> bool:
-        owner = await self._link.call("HGET", self._keys.record(place.tenant, place.run_id), "owner")
-        if self.successor is None or not owner:
-            return False
-        try:
-            return await self.successor.resume_dead(place.tenant, place.run_id, place.thread_id, int(owner))
-        except RequestError as error:
-            log.warning("A run of a dead gateway could not be resumed: %s", error.message)
-            return False
 
     async def _end(self, place: RunPlace) -> bool:
         for _ in range(ATTEMPTS):
