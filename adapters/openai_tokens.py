@@ -143,18 +143,20 @@ def legacy_logprobs(
     for text in texts:
         offsets.append(offset)
         offset += len(text)
+    alternatives: list[dict[str, float | None] | None] = []  # by text, with the chosen token first
+    for token in tokens:
+        if token is None:
+            alternatives.append(None)
+            continue
+        scores: dict[str, float | None] = {_token_label(token[0], token[1], as_ids): token[2]}
+        scores |= {_token_label(row[0], row[1], as_ids): row[2] for row in (token[3] or ())[:top]}
+        alternatives.append(scores)
     return {
         "tokens": [_token_label(id, text, as_ids) for id, text in ids_and_texts],
         "token_logprobs": [None if token is None else token[2] for token in tokens],
-        "top_logprobs": [None if token is None else _alternatives(token, top, as_ids) for token in tokens],
+        "top_logprobs": alternatives,
         "text_offset": offsets,
     }
-
-
-def _alternatives(token: Scored, top: int, as_ids: bool) -> dict[str, float | None]:
-    """Return log probabilities by text, with the chosen token first."""
-    rows: list[tuple[int, str, float | None]] = [(row[0], row[1], row[2]) for row in (token[3] or ())[:top]]
-    return {_token_label(id, text, as_ids): logprob for id, text, logprob in [(token[0], token[1], token[2]), *rows]}
 
 
 def _token_label(id: int | None, text: str, as_ids: bool) -> str:

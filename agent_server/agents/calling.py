@@ -106,7 +106,19 @@ class Caller:
         pending: list[Pending] = []
         for call in calls:
             callee = self._tools.callees.get(call.name)
-            approval_tool = self._approval_before_retry(call, callee)
+            # The tool whose approval a person is asked for before the call.
+            approval_tool: Tool | None = None
+            if callee is not None and not call.ended and self._may_ask:
+                # Not started yet, because a person must approve it first; ask them now.
+                if call.asks:
+                    approval_tool = self._tools.approvals.get(call.name)
+                # It may have been started. Do not ask twice about one call, nor about one that is safe to repeat or
+                # only asked a question.
+                elif callee.retry_approval is not None and not (
+                    callee.repeatable or call.asked or call.interrupt_id is not None
+                ):
+                    message = f"{interrupts.UNKNOWN} Make it again?"
+                    approval_tool = msgspec.structs.replace(callee.retry_approval, approval_message=message)
             if callee is None and not call.ended:
                 pending_call = self._answered_call(
                     call.id, call.name, failure(f"There is no tool called {call.name} any more.")
@@ -126,19 +138,6 @@ class Caller:
             pending.append(msgspec.structs.replace(pending_call, **ids))
         awaiting = [_asking_checkpoint(each["call"]) for each in questions]
         return questions + await self._run_pending(pending, {}, awaiting)
-
-    def _approval_before_retry(self, call: CallCheckpoint, callee: Callee | None) -> Tool | None:
-        """The tool whose approval a person is asked for before a call of an interrupted run; None if not needed."""
-        if callee is None or call.ended or not self._may_ask:
-            return None
-        # Not started yet, because a person must approve it first; ask them now.
-        if call.asks:
-            return self._tools.approvals.get(call.name)
-        # It may have been started. Do not ask twice about one call, nor about one that is safe to repeat or only asked
-        # a question.
-        if callee.retry_approval is None or callee.repeatable or call.asked or call.interrupt_id is not None:
-            return None
-        return msgspec.structs.replace(callee.retry_approval, approval_message=f"{interrupts.UNKNOWN} Make it again?")
 
     def reject(self, calls: Sequence[ToolCall], reason: str = NOT_MADE) -> None:
         """Answer calls with an error instead of making them: a guard stopped the message, or it was cut off."""

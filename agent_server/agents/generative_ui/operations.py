@@ -96,7 +96,19 @@ def renderer_catalog(props: object) -> Catalog | None:
 def in_version(operations: Iterable[Wire], version: Version) -> list[Wire]:
     """Convert messages of either version to this one. Components and data, which 1.0 allows in createSurface, become
     separate messages in both versions: pages that already have the surface ignore a second createSurface."""
-    split = [each for operation in operations for each in _split_create(operation)]
+    split: list[Wire] = []
+    for operation in operations:
+        create = operation.get("createSurface")
+        if not isinstance(create, dict):
+            split.append(operation)
+            continue
+        rest = {key: value for key, value in create.items() if key not in ("components", "dataModel")}
+        split.append({**operation, "createSurface": rest})
+        surface, components, data = create["surfaceId"], create.get("components"), create.get("dataModel")
+        if isinstance(components, list):
+            split.append(update_components(surface, components))
+        if isinstance(data, dict):
+            split.append(update_data(surface, data))
     if version == VERSION:
         return split
     # In 1.0 surfaces have no theme, deleted values are set to null, and calls have no return type.
@@ -121,21 +133,6 @@ def _renderer_capabilities(props: object) -> Mapping[str, object] | None:
 
 def _first(value: object) -> object:
     return value[0] if isinstance(value, list) and value else None
-
-
-def _split_create(operation: Wire) -> Iterator[Wire]:
-    """Split a createSurface with components and data into the messages of 0.9."""
-    body = operation.get("createSurface")
-    if not isinstance(body, dict):
-        yield operation
-        return
-    create_body = {key: value for key, value in body.items() if key not in ("components", "dataModel")}
-    yield {**operation, "createSurface": create_body}
-    surface, components, data = body["surfaceId"], body.get("components"), body.get("dataModel")
-    if isinstance(components, list):
-        yield update_components(surface, components)
-    if isinstance(data, dict):
-        yield update_data(surface, data)
 
 
 def _untyped(value: object) -> object:

@@ -411,11 +411,10 @@ def _screened_text(message: Message) -> Iterator[str]:
 def joined(content: object) -> Iterator[str]:
     """The texts of content parts joined, with and without line breaks. Templates write them in either way, so a match
     may start in one part and end in the next."""
-    if isinstance(content, list) and len(texts := [text for part in content if (text := _text_of(part))]) > 1:
+    if not isinstance(content, list):
+        return
+    fields = [part.get("text") if isinstance(part, dict) else getattr(part, "text", None) for part in content]
+    texts = [text for text in fields if isinstance(text, str) and text]
+    if len(texts) > 1:
         yield "".join(texts)
         yield "\n".join(texts)
-
-
-def _text_of(part: object) -> str:
-    text = part.get("text") if isinstance(part, dict) else getattr(part, "text", None)
-    return text if isinstance(text, str) else ""

@@ -63,7 +63,12 @@ class RemoteAgent:
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
         """Yield the agent's events. Raises EngineError if the agent cannot be reached, refuses, or disconnects."""
         try:
-            async with await self._post(input) as response:
+            response = await self._send(input, old=self._is_old_peer)
+            if response.status == 422 and not self._is_old_peer and not input.resume:
+                response.close()
+                response = await self._send(input, old=True)
+                self._is_old_peer = response.status == 200
+            async with response:
                 if response.status != 200:
                     busy = response.status in (429, 503)
                     raise EngineError(
@@ -89,15 +94,6 @@ class RemoteAgent:
         """Close its connections."""
         if self._session is not None:
             await self._session.close()
-
-    async def _post(self, input: GuestInput) -> aiohttp.ClientResponse:
-        response = await self._send(input, old=self._is_old_peer)
-        if response.status != 422 or self._is_old_peer or input.resume:
-            return response
-        response.close()
-        retried = await self._send(input, old=True)
-        self._is_old_peer = retried.status == 200
-        return retried
 
     async def _send(self, input: GuestInput, *, old: bool) -> aiohttp.ClientResponse:
         if self._session is None:
