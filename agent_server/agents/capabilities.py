@@ -42,8 +42,8 @@ def capabilities_of(agent: Agent, model: LanguageModel, compaction: Compaction |
     if prompts is not None:  # calls are parallel if the model's template renders more than one in a turn
         analysis = prompts.analysis(True)
         parallel = analysis is not None and analysis.capabilities.parallel_calls
-    # Of the media that the model does not accept, documents still work, since the model gets their text. Images and
-    # audio are unknown while the model is loading.
+    # The media that the model accepts; others are refused, except for documents, whose text it gets. Images and audio
+    # are unknown while the model is loading.
     accepted = None if prompts is None else model.engine.info.placeholders
     image, audio = (None if accepted is None else kind in accepted for kind in ("image", "audio"))
     return AgentCapabilities(

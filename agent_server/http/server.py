@@ -279,9 +279,9 @@ class Server:
             self.webhooks.start()
         for auxiliary in self.auxiliary_models:
             self.spawn(auxiliary.start())
-        kept = self.settings.store
+        limits = self.settings.store
         retention = Retention(
-            self.store, kept.keep_days, kept.keep_days_of, kept.keep_sweep,
+            self.store, limits.keep_days, limits.keep_days_of, limits.keep_sweep,
             lambda removed: self.telemetry.swept(None if removed is None else removed.threads.total()),
         )  # fmt: skip
         if retention.is_enabled:
