@@ -134,7 +134,31 @@ class McpCallee:
             return failure(f"The result of {name} cannot be used: {reason_of(error)}.")
         finally:
             context.cancel()
-        return await self._call_result(arguments, context.tool_call_id, result, wrong)
+        # The model gets the result, and the client a warning for each problem with it.
+        content = capped(content_of(result), self._characters)
+        mismatch: str | None = None
+        if self._output_schema is not None and result.structured_content is None and not result.is_error:
+            mismatch = "it has no structured content, although the tool declares an outputSchema"
+        elif self._output_schema is not None and not result.is_error:
+            value, schema = json.dumps(result.structured_content), json.dumps(self._output_schema)
+            if (invalid := await asyncio.to_thread(problems_of, value, schema)) is not None:
+                mismatch = f"it does not fit the tool's outputSchema ({str(invalid)[:300]})"
+        problems = wrong if mismatch is None else [*wrong, mismatch]
+        for each in problems:
+            logger.warning("MCP server %s: the result of %s: %s", server, self._tool.name, each)
+        warnings = tuple(f"The result of {self._tool.name} (MCP server {server}): {each}." for each in problems[:3])
+        if result.is_error:
+            return CallResult(content=content, failed=True, warnings=warnings)
+        activity = app_activity(server, self._tool, context.tool_call_id, arguments, result)
+        typed = result.structured_content if self._output_schema is not None and mismatch is None else None
+        if typed == {"result": content}:  # SDKs wrap a text in an object, which adds nothing to the text
+            typed = None
+        return CallResult(
+            content=content,
+            structured=typed if typed is None or len(json.dumps(typed)) <= self._characters else None,
+            activities=() if activity is None else (activity,),
+            warnings=warnings,
+        )
 
     async def _outcome(
         self, arguments: dict[str, Any], context: ToolContext, deadline: asyncio.Timeout
@@ -238,36 +262,6 @@ class McpCallee:
         open_calls[key] = call
         call.keep(lambda: call.cancel() if open_calls.pop(key, None) is call else None)
         return elicitation_of(call, outcome, key)
-
-    async def _call_result(
-        self, arguments: dict[str, Any], call_id: str, result: CallToolResult, problems: list[str]
-    ) -> CallResult:
-        """Return the result for the model, with a warning for each problem with it."""
-        server = self._connection.server.name
-        content = capped(content_of(result), self._characters)
-        mismatch: str | None = None
-        if self._output_schema is not None and result.structured_content is None and not result.is_error:
-            mismatch = "it has no structured content, although the tool declares an outputSchema"
-        elif self._output_schema is not None and not result.is_error:
-            value, schema = json.dumps(result.structured_content), json.dumps(self._output_schema)
-            if (invalid := await asyncio.to_thread(problems_of, value, schema)) is not None:
-                mismatch = f"it does not fit the tool's outputSchema ({str(invalid)[:300]})"
-        problems = problems if mismatch is None else [*problems, mismatch]
-        for each in problems:
-            logger.warning("MCP server %s: the result of %s: %s", server, self._tool.name, each)
-        warnings = tuple(f"The result of {self._tool.name} (MCP server {server}): {each}." for each in problems[:3])
-        if result.is_error:
-            return CallResult(content=content, failed=True, warnings=warnings)
-        activity = app_activity(server, self._tool, call_id, arguments, result)
-        typed = result.structured_content if self._output_schema is not None and mismatch is None else None
-        if typed == {"result": content}:  # SDKs wrap a text in an object, which adds nothing to the text
-            typed = None
-        return CallResult(
-            content=content,
-            structured=typed if typed is None or len(json.dumps(typed)) <= self._characters else None,
-            activities=() if activity is None else (activity,),
-            warnings=warnings,
-        )
 
 
 class _Progress:

@@ -305,7 +305,25 @@ def offered_schema(declared: object) -> tuple[Json, str]:
     reason = _refusal(schema)
     if reason is None:
         return schema, note
-    return _loosen(schema), f"its inputSchema is offered in part: {reason}"
+    # Offer the names of the arguments, and the schemas of those that can be used.
+    note = f"its inputSchema is offered in part: {reason}"
+    shared: Json = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    if _refusal({"type": "object", **shared}) is not None:
+        shared = {}
+    properties: dict[str, Json] = {}
+    arguments = schema.get("properties")
+    for name, each in list(arguments.items() if isinstance(arguments, dict) else ())[:LOOSE_PROPERTIES]:
+        alone = each if isinstance(each, dict) else {}
+        usable = _refusal({"type": "object", "properties": {name: alone}, **shared}) is None
+        plain: Json = {key: alone[key] for key in ("description", "type") if isinstance(alone.get(key), str)}
+        properties[name] = alone if usable else plain
+    loosened: Json = {"type": "object", "properties": properties, **shared}
+    if isinstance(schema.get("required"), list):
+        loosened["required"] = schema["required"]
+    if _refusal(loosened) is None:
+        return loosened, note
+    names: Json = {"type": "object", "properties": {name: {} for name in properties}}
+    return names if _refusal(names) is None else {"type": "object"}, note
 
 
 def _refusal(schema: Json) -> str | None:
@@ -318,24 +336,3 @@ def _refusal(schema: Json) -> str | None:
     except (RecursionError, ValueError, TypeError, AttributeError, KeyError):
         return "it is no JSON Schema"
     return None
-
-
-def _loosen(schema: Json) -> Json:
-    """Return a schema with the names of the arguments, and the schemas of those that can be used."""
-    shared: Json = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    if _refusal({"type": "object", **shared}) is not None:
-        shared = {}
-    properties: dict[str, Json] = {}
-    declared = schema.get("properties")
-    for name, each in list(declared.items() if isinstance(declared, dict) else ())[:LOOSE_PROPERTIES]:
-        alone = each if isinstance(each, dict) else {}
-        usable = _refusal({"type": "object", "properties": {name: alone}, **shared}) is None
-        plain: Json = {key: alone[key] for key in ("description", "type") if isinstance(alone.get(key), str)}
-        properties[name] = alone if usable else plain
-    loosened: Json = {"type": "object", "properties": properties, **shared}
-    if isinstance(schema.get("required"), list):
-        loosened["required"] = schema["required"]
-    if _refusal(loosened) is None:
-        return loosened
-    names: Json = {"type": "object", "properties": {name: {} for name in properties}}
-    return names if _refusal(names) is None else {"type": "object"}
