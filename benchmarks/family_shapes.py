@@ -71,7 +71,7 @@ OWN: dict[str, dict[str, Any]] = {
     "longcat_flash": {**LATENT, "num_layers": 1, "zero_expert_num": 2, "ffn_hidden_size": 64},
     "mamba2": {"num_heads": 4, "head_dim": 24, "state_size": 16, "n_groups": 1},
     "nemotron_h": {"n_groups": 1, "layers_block_type": [LINEAR, "moe", FULL, "mlp"]},
-    "qwen4_exp_text": {**HALF, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16,
+    "qwen4_exp_text": {**HALF, "indexer_n_heads": 64, "indexer_kv_heads": 1, "indexer_head_dim": 16,
                        "indexer_budget": 32, "indexer_compress_ratio": 4, "ple_layer_ids": [], "hc_lowrank": 8},
     "recurrent_gemma": {"lru_width": 48, "attention_window_size": 64, "num_hidden_layers": 3},
     "stablelm": {"partial_rotary_factor": 0.5},
@@ -112,7 +112,10 @@ def make(family: str, seed: int = 0) -> Any:
         for module in model.modules():  # a padding token that is generated would be nothing: all scores would be equal
             if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
                 module.weight[module.padding_idx].normal_(0, 0.02)
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
+            # A router of zeros (afmoe) leaves the choice of experts to how a device orders equal scores.
+            if name.endswith("router.gate.weight") and not parameter.any():
+                parameter.normal_(0, 0.02)
             if parameter.dim() > 1:
                 parameter.mul_(4.0)
     model.generation_config.eos_token_id = None

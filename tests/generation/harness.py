@@ -29,6 +29,8 @@ class Driver:
         files = ModelFiles(tokenizer=make_tokenizer())
         settings = EngineConfig(**{"model": "tiny", "threads": 1, "flatten": False, **config})
         make_compiler = lambda files, size: compiler  # noqa: E731
+        if draft_model is not None:
+            draft_model = draft_model.to(DEVICE)
         self._begin(*assemble(settings, model.to(DEVICE), files, DEVICE, make_compiler, draft=draft_model))
 
     @classmethod

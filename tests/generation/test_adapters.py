@@ -77,8 +77,9 @@ def given(folders: dict[str, Path], *names: str) -> tuple[str, ...]:
 @pytest.fixture(params=["slab", "paged"])
 async def engine(base: Path, folders: dict[str, Path], request: pytest.FixtureRequest) -> AsyncIterator[EmbeddedEngine]:
     config = EngineConfig(
-        model=str(base), name="tiny", max_batch=4, threads=1, memory=request.param, lora=given(folders, "red", "blue")
-    )
+        model=str(base), dtype="float32", max_batch=4, threads=1, memory=request.param,
+        lora=given(folders, "red", "blue"), name="tiny",
+    )  # fmt: skip
     made = EmbeddedEngine(config, process=False)
     await made.start()
     yield made
@@ -115,8 +116,9 @@ async def test_rounded_weights_take_adapters_played_back_or_not(base: Path, fold
     for played in (False, True):
         lora = given(folders, "red", "blue")
         config = EngineConfig(
-            model=str(base), name="tiny", max_batch=4, threads=1, lora=lora, quantize="int8", flatten=played
-        )
+            model=str(base), name="tiny", device="cpu", max_batch=4, threads=1, lora=lora, quantize="int8",
+            flatten=played,
+        )  # fmt: skip
         made = EmbeddedEngine(config, process=False)
         await made.start()
         assert made.info.details["flat"] is played
@@ -208,7 +210,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 async def test_an_adapter_that_does_not_fit_is_one_sentence_and_changes_nothing(
     base: Path, folders: dict[str, Path], expected: dict[str, list[int]], tmp_path: Path
 ):
-    config = EngineConfig(model=str(base), name="tiny", threads=1, lora=given(folders, "blue"))
+    config = EngineConfig(model=str(base), name="tiny", dtype="float32", threads=1, lora=given(folders, "blue"))
     engine = EmbeddedEngine(config, process=False)
     await engine.start()
     try:

@@ -8,7 +8,7 @@ import torch
 from agent_server.engine_protocol.protocol import Constraint, Control, Delta, Finished, Progress
 from agent_server.generation.core.constraint import Compiler, ConstraintError
 from agent_server.generation.scheduling.messages import Failed
-from tests.generation.harness import Driver, expected, prompts
+from tests.generation.harness import DEVICE, Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -206,7 +206,8 @@ def test_what_the_memory_cannot_hold_is_refused_at_once(fresh, model):
     assert driver.info.details["kv_cache_tokens"] == 128
     capped = driver.submit(PROMPT, max_tokens=500)
     driver.finish()
-    assert len(driver.ids(capped)) == 128 - len(PROMPT), "it goes on for as long as there is room"
+    room = 128 if DEVICE.type == "cpu" else 96  # a page of 32 is no sequence's
+    assert len(driver.ids(capped)) == room - len(PROMPT), "it goes on for as long as there is room"
     assert driver.end(capped).reason == "length"
 
 
@@ -224,15 +225,15 @@ def test_a_full_queue_is_overload_and_says_that_a_retry_may_help(fresh):
 def test_a_step_that_fails_ends_the_prompts_in_it_and_nobody_else(driver, model):
     other = driver.submit(PROMPT, max_tokens=12)
     driver.step(3)
-    forward = driver.core.runner.model.forward
+    forward = driver.core.runner.forward
     poison = [200] * 5
 
-    def failing(*args, **kwargs):
-        if (kwargs["input_ids"] == 200).any():
+    def failing(plan, last):
+        if any(200 in chunk.tokens() for chunk in plan.chunks):
             raise torch.OutOfMemoryError("as if")
-        return forward(*args, **kwargs)
+        return forward(plan, last)
 
-    driver.core.runner.model.forward = failing
+    driver.core.runner.forward = failing
     number = driver.submit(poison, max_tokens=5)
     driver.finish()
     assert driver.end(number).kind == "out_of_memory"
@@ -319,7 +320,7 @@ class Letters:
 
     accepting = finished
     error = None
-    forced = None
+    forced = ()
 
 
 class Backend:
@@ -451,7 +452,8 @@ def test_a_prompt_says_how_far_it_is(driver):
     driver.finish()
     reports = told(driver, first)
     assert reports[0] == (75, 0, 0) and reports[-1] == (75, 0, 75)
-    assert len(reports) >= (2 if driver.core.scheduler.chunked is False else 4)
+    # A GPU may be done with several chunks before it is asked.
+    assert len(reports) >= (2 if driver.core.scheduler.chunked is False or DEVICE.type == "cuda" else 4)
     assert reports == sorted(set(reports)) and not told(driver, silent)
     again = driver.submit(prompt, max_tokens=3, progress=True)
     driver.finish()

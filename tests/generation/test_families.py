@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.families import BEGIN, END, ROWS, measure, tied
-from benchmarks.family_shapes import FAMILIES
+from agent_server.generation.loading import runner_choice
+from agent_server.generation.loading.probe import Unfit
+from benchmarks.families import BEGIN, END, ROWS, generate, measure, prompts, tied
+from benchmarks.family_shapes import FAMILIES, make
 from tests.generation.tiny_models import make_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
@@ -49,6 +51,31 @@ def listed():
 def test_ids_are_those_of_generate(family):
     row = measure(family, new=8)
     assert (row.path, row.identical) == (DOZEN[family], ROWS), row
+
+
+@pytest.mark.parametrize("family", ["afmoe", "qwen4_exp_text"])
+def test_a_choice_by_scores_is_the_same_however_equal_ones_are_ordered(family, monkeypatch):
+    """A GPU orders equal scores otherwise than a CPU, which is not to decide what a tiny model says."""
+    model, topk = make(family), torch.Tensor.topk
+    told = [generate(model, [prompt], 8) for prompt in prompts()]
+
+    def backwards(scores, k, dim=-1, **options):
+        values, indices = topk(scores.flip(dim), k, dim=dim, **options)
+        return torch.return_types.topk((values, scores.shape[dim] - 1 - indices))
+
+    monkeypatch.setattr(torch, "topk", backwards)
+    monkeypatch.setattr(torch.Tensor, "topk", backwards)
+    assert [generate(model, [prompt], 8) for prompt in prompts()] == told
+
+
+@pytest.mark.parametrize("family", ["afmoe", "gemma2", "gpt_oss", "mixtral"])
+def test_families_that_are_packed_can_do_with_their_own_caches(family, monkeypatch):
+    def unfit(model):
+        raise Unfit("the test says so")
+
+    monkeypatch.setattr(runner_choice, "fit", unfit)
+    row = measure(family, new=8)
+    assert (row.path, row.identical) == ("on its own cache", ROWS), row
 
 
 def test_only_equally_likely_tokens_count_as_the_same():

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from agent_server.engine_protocol.protocol import Constraint
+from agent_server.generation.execution import graphs
 from events.formats import registry
 from events.grammar import plan
 from events.options import ToolChoice
 from tests.generation.harness import Driver, prompts
 from tests.generation.test_grammars import JSON, run
+from tests.generation.test_graphs import replays  # noqa: F401
 from tests.generation.tiny_models import make_model, make_tokenizer
 from tests.grammar.toolsets import tool_set
 from tests.grammar.walks import walker
@@ -27,9 +29,9 @@ def calls(seed):
     return Constraint(kind="structural_tag", value=made.tag)
 
 
-def outputs(compiler, wanted, *, run_ahead, rows=3, model="llama", **sampling):
-    """Each row's ids, text and end, beside free neighbours; and how many steps it took."""
-    driver = Driver(make_model(model), compiler=compiler, run_ahead=run_ahead)
+def outputs(compiler, wanted, *, run_ahead, rows=3, model="llama", way=None, **sampling):
+    """Each row's ids, text and end, beside free neighbours; and how many steps it took. way: options of the engine."""
+    driver = Driver(make_model(model), compiler=compiler, run_ahead=run_ahead, **(way or {"overlap": False}))
     numbers = []
     for row, prompt in enumerate(prompts(rows, seed=3, longest=40)):
         numbers.append(driver.submit(prompt, max_tokens=120, constraint=wanted(row), **{"seed": row, **sampling}))
@@ -121,8 +123,8 @@ def test_what_is_forced_is_all_that_its_mask_allows(name, fallback):
             bits = torch.zeros(1, -(-size // 32), dtype=torch.int32)
             walking.backend.fill([matcher], bits)
             allowed = np.flatnonzero(np.unpackbits(bits.numpy().view(np.uint8), bitorder="little"))
-            if matcher.forced is not None:
-                assert allowed.tolist() == [matcher.forced]
+            if matcher.forced:
+                assert allowed.tolist() == [matcher.forced[0]]
                 forced += 1
             token = int(random.choice(allowed))
             if token in walking.backend.ends or not matcher.accept(token) or matcher.finished:
@@ -134,3 +136,40 @@ def test_json_is_complete_at_once(compiler):
     with_it, steps, _ = outputs(compiler, lambda row: JSON, run_ahead=True, rows=1, temperature=1.0)
     without, more, _ = outputs(compiler, lambda row: JSON, run_ahead=False, rows=1, temperature=1.0)
     assert with_it == without and steps < more
+
+
+LATE = {"memory": "paged", "overlap": True, "chunk_tokens": 16}
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0}], ids=["greedy", "sampled"])
+def test_steps_that_are_launched_before_the_last_token_is_known_run_ahead(compiler, sampling, replays):  # noqa: F811
+    """The token of such a step is discarded where a run is forced, and the run is a chunk of a graph."""
+    with_it, steps, forced = outputs(compiler, lambda row: calls(row), run_ahead=True, rows=2, way=LATE, **sampling)
+    without, more, none = outputs(compiler, lambda row: calls(row), run_ahead=False, rows=2, way=LATE, **sampling)
+    assert with_it == without
+    assert forced > 40 and not none
+    assert steps < more - 10
+    assert 4 + graphs.MAX_CHUNKS in replays.replayed
+
+
+@pytest.mark.parametrize("failing", [3, 6, 9, 12, 15, 18])
+def test_a_step_whose_token_was_discarded_may_fail(compiler, failing, monkeypatch):
+    """Its sampling fails: what it would have computed is computed again, forced tokens included."""
+    driver = Driver(make_model("llama"), compiler=compiler, **LATE)
+    sample, count = driver.core.sampler.sample, 0
+
+    def failing_sample(*args):
+        nonlocal count
+        count += 1
+        if count == failing:
+            raise torch.OutOfMemoryError("as if")
+        return sample(*args)
+
+    monkeypatch.setattr(driver.core.sampler, "sample", failing_sample)
+    numbers = [driver.submit([9, 10, 11 + row], max_tokens=90, constraint=calls(4)) for row in range(2)]
+    run(driver)
+    plain = Driver(make_model("llama"), compiler=compiler, run_ahead=False)
+    asked = [plain.submit([9, 10, 11 + row], max_tokens=90, constraint=calls(4)) for row in range(2)]
+    run(plain)
+    assert [driver.ids(n) for n in numbers] == [plain.ids(n) for n in asked]
+    driver.assert_clean()

@@ -158,7 +158,7 @@ def test_forced_text_has_the_tokens_that_the_model_was_trained_on():
     backend = GrammarBackend(tokenizer, tokenizer.get_vocab_size(), [max(control_tokens(tokenizer))])
     matcher = backend.compile(Constraint(kind="choice", value=["The weather in Paris"])).matcher()
     for token in tokenizer.encode("The weather in Paris", add_special_tokens=False).ids:
-        assert matcher.forced == token and matcher.accept(token)
+        assert matcher.forced[0] == token and matcher.accept(token)
 
 
 def test_a_tokenizer_whose_bytes_are_not_known_is_refused():

@@ -267,6 +267,35 @@ def test_a_rows_pages_are_copied_only_when_they_change(replays, monkeypatch):
     assert tables == 3, "once when it began, and once for each page more"
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "kind"), [(torch.OutOfMemoryError, "out_of_memory"), (RuntimeError, "internal")], ids=["memory", "fault"]
+)
+def test_a_replay_that_fails_ends_the_prompts_in_it_and_nobody_else(fault, kind, overlap, replays, monkeypatch):
+    """What others have of a broken step is computed again."""
+    model = make_model("llama")
+    driver = Driver(copy.deepcopy(model), memory="paged", max_batch=6, overlap=overlap, chunk_tokens=16)
+    others = [driver.submit(prompt, max_tokens=COUNT) for prompt in prompts(3, longest=12)]
+    driver.step(5)
+    replay, poisoned = graphs.StepGraphs.replay, 0
+
+    def failing(self, plan):
+        nonlocal poisoned
+        found = replay(self, plan)
+        if found is not None and any(chunk.sequence.tokens[:5] == [200] * 5 for chunk in plan.chunks):
+            poisoned += 1
+            found.fill_(math.nan)
+            raise fault("as if")
+        return found
+
+    monkeypatch.setattr(graphs.StepGraphs, "replay", failing)
+    number = driver.submit([200] * 5, max_tokens=5)
+    driver.finish()
+    assert poisoned and driver.end(number).kind == kind
+    assert [driver.ids(other) for other in others] == [expected(model, p, COUNT) for p in prompts(3, longest=12)]
+    driver.assert_clean()
+
+
 def test_a_capture_that_fails_is_said_and_decoding_goes_on(replays, monkeypatch, caplog):
     def failing(self, function):
         raise RuntimeError("operation not permitted when stream is capturing\nand more")

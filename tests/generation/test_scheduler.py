@@ -334,6 +334,21 @@ def test_few_chunks_stand_beside_decoding_and_the_oldest_is_always_one():
         assert [chunk.length for chunk in plan.chunks if chunk.sequence.number == 100] == [4], "a quarter"
 
 
+def test_forced_tokens_of_many_have_no_more_chunks_than_a_graph():
+    """They are no prompts that wait, even where nobody decodes."""
+    machine = Machine(PagedMemory(2000, 4), max_running=12, step_tokens=200, chunk_tokens=64)
+    asked = [make(number, [number, 1], limit=100) for number in range(12)]
+    for sequence in asked:
+        machine.add(sequence)
+    machine.step()
+    for sequence in asked:
+        for token in range(3):
+            machine.scheduler.append(sequence, 200 + token)
+    first, second = machine.step(), machine.step()
+    assert not first.decodes and [chunk.length for chunk in first.chunks] == [4] * MAX_CHUNKS
+    assert len(second.decodes) == MAX_CHUNKS and [chunk.length for chunk in second.chunks] == [4] * 4
+
+
 def test_tenants_take_turns_whatever_they_ask_for():
     machine = Machine(PagedMemory(400, 4), max_running=2)
     for number in range(1, 21):

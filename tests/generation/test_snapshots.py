@@ -67,7 +67,7 @@ def test_another_tenant_finds_nothing_and_a_paused_generation_finds_its_own(mode
     driver.step()
     seen = len(driver.ids(number))
     driver.resume(number)
-    driver.step()
+    driver.step(1 + driver.core.overlap)
     assert 0 < seen < COUNT and len(driver.ids(number)) == seen + 1, "its states were there"
     driver.finish()
     assert driver.ids(number) == expected(model, [*prompt, 8], COUNT)

@@ -51,8 +51,9 @@ class Matcher(Protocol):
         """Whether the answer may end here."""
 
     @property
-    def forced(self) -> int | None:
-        """The only token that may follow; None if there are others, if the answer may end, or if it is not known."""
+    def forced(self) -> Sequence[int]:
+        """The next tokens, as far as nothing else may follow; none if the answer may end here. There may be more than
+        are known here."""
 
     @property
     def error(self) -> str | None:

@@ -32,7 +32,8 @@ from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPla
 @dataclass(slots=True)
 class InFlightStep:
     """A step that was launched: the sequences that get a token, their rows, the tokens' positions in their answers, the
-    logits, and later the sampled tokens. draft_logits: the logits after the plan's draft tokens."""
+    logits, and later the sampled tokens. draft_logits: the logits after the plan's draft tokens. replaced: the
+    sequences whose tokens are not needed, since forced ones took their place after the launch."""
 
     plan: StepPlan
     sequences: list[Sequence]
@@ -41,6 +42,7 @@ class InFlightStep:
     logits: Tensor | None
     sampled: Sampled | None = None
     draft_logits: Tensor | None = None
+    replaced: set[Sequence] = field(default_factory=set)
 
     def take(self) -> Tensor:
         """Return the logits and drop them, since they are needed only once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import msgspec
@@ -133,16 +134,16 @@ class Generation:
         return self.sequence.known - self.sequence.prompt_length
 
     @property
-    def forced(self) -> int | None:
-        """The next token if the grammar allows only one; None if the generation needs the model's logits for it, for a
-        log probability, a penalty or steering."""
+    def forced(self) -> Items[int]:
+        """The next tokens, as far as the grammar allows no others; none if the generation needs the model's logits for
+        them, for a log probability, a penalty or steering."""
         params = self.params
         needs_logits = params.logprobs is not None or params.presence_penalty or params.frequency_penalty
         steered = self.steering is not None or bool(params.allowed_token_ids)
         if self.matcher is None or needs_logits or steered or (params.repetition_penalty or 1.0) != 1.0:
-            return None
-        token = self.matcher.forced
-        return None if token in self.ends else token
+            return ()
+        tokens = self.matcher.forced
+        return () if tokens and tokens[0] in self.ends else tokens
 
     @property
     def depends_on_last_token(self) -> bool:

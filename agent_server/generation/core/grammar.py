@@ -162,9 +162,9 @@ class LarkMatcher:
         return bool(self.inner.is_accepting())
 
     @property
-    def forced(self) -> int | None:
-        tokens = self.inner.compute_ff_tokens()
-        return int(tokens[0]) if tokens and not self.accepting else None
+    def forced(self) -> Sequence[int]:
+        tokens: list[int] = self.inner.compute_ff_tokens()
+        return tokens if tokens and not self.accepting else ()
 
     @property
     def error(self) -> str | None:

@@ -6,8 +6,8 @@ threads put commands into `inbox`.
 With `overlap` a step is launched before the previous one's tokens are read, so that the device computes while the host
 detokenizes; a generation that turns out to be over has then computed one token too many, which is dropped. Rows whose
 mask depends on their last token are sampled after that token was read, while the model already computes their next
-logits. With `run_ahead`, which excludes `overlap`, tokens that a grammar forces are delivered at once and computed
-together with the token before them. Commands wait until nothing is in flight.
+logits. With `run_ahead`, tokens that a grammar forces are delivered at once and computed as one chunk, together with
+the token before them unless a launched step computes that one. Commands wait until nothing is in flight.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from agent_server.generation.scheduling.sequence import Sequence, StepPlan
 logger = logging.getLogger("agent_server.generation")
 GRAMMAR_WAIT_SECONDS = 0.01
 """How long a step without work waits for a grammar that is being compiled."""
+MIN_LATE_RUN = 3
+"""Forced tokens for which the token of a step that was launched already is discarded. They take that step and one with
+a chunk, which is longer than one that only decodes."""
 
 
 @dataclass(eq=False)
@@ -69,7 +72,7 @@ class Core(CoreState):
         sampled_rows = launch.sequences if launch is not None and self._in_flight is not None else ()
         if not any(self.generations[sequence.number].depends_on_last_token for sequence in sampled_rows):
             launch = self._sample(launch)
-        self._deliver_in_flight()
+        self._deliver_in_flight(launch)
         launch = self._sample(launch)
         # The device computes this step while its replies are sent and the next one is scheduled.
         if self.overlap and (launch is None or launch.draft_logits is None):
@@ -176,7 +179,10 @@ class Core(CoreState):
         if launch is None or launch.sampled is not None:
             return launch
         try:
-            generations = [self.generations.get(sequence.number) for sequence in launch.sequences]
+            generations = [
+                None if sequence in launch.replaced else self.generations.get(sequence.number)
+                for sequence in launch.sequences
+            ]
             masks = None if self.masking is None else self.masking.finish(generations)
             bonuses = [generation.bonus if generation is not None else {} for generation in generations]
             launch.sampled = self.sampler.sample(launch.take(), launch.rows, launch.positions, masks, bonuses)
@@ -185,11 +191,12 @@ class Core(CoreState):
             return None
         return launch
 
-    def _deliver_in_flight(self) -> None:
+    def _deliver_in_flight(self, following: InFlightStep | None = None) -> None:
+        """Deliver the tokens of the step in flight. following: the step that was launched after it."""
         launch, self._in_flight = self._in_flight, None
-        self._deliver(launch)
+        self._deliver(launch, following)
 
-    def _deliver(self, launch: InFlightStep | None) -> None:
+    def _deliver(self, launch: InFlightStep | None, following: InFlightStep | None = None) -> None:
         """Wait for a step's tokens and deliver them to their generations."""
         if launch is None or launch.sampled is None:
             return
@@ -201,26 +208,32 @@ class Core(CoreState):
         trials = [] if launch.draft_logits is None else trials_of(launch.plan)
         for i, (sequence, token) in enumerate(zip(launch.sequences, tokens.tokens, strict=True)):
             # It ended with the previous step's token, after this step was launched: its token is dropped.
-            if sequence.state == "finished":
+            if sequence.state == "finished" or sequence in launch.replaced:
                 continue
             self.scheduler.settle(sequence, token)
             generation = self.generations[sequence.number]
             self.deliver(generation, token, now, *logprobs(i, generation.params.logprobs))
             if self.run_ahead and not trials:
-                self._deliver_forced(generation, now)
+                self._deliver_forced(generation, now, following)
         if launch.draft_logits is not None:
             verify(self, trials, launch.draft_logits, now)
             for sequence in launch.sequences if self.run_ahead else ():
                 if sequence.state == "running":
                     self._deliver_forced(self.generations[sequence.number], now)
 
-    def _deliver_forced(self, generation: Generation, now: float) -> None:
-        """Deliver the tokens that a grammar forces; the next step computes them as one chunk."""
+    def _deliver_forced(self, generation: Generation, now: float, following: InFlightStep | None = None) -> None:
+        """Deliver the tokens that a grammar forces; the next step computes them as one chunk. following: the step that
+        was launched after the one whose token was just delivered. It is not sampled yet."""
         sequence = generation.sequence
-        while sequence.state == "running" and not sequence.pending and (token := generation.forced) is not None:
-            self.scheduler.append(sequence, token)
+        if sequence.state == "running" and sequence.pending and following is not None:
+            if len(generation.forced) < MIN_LATE_RUN:
+                return
+            self.scheduler.withdraw_token(sequence)
+            following.replaced.add(sequence)
+        while sequence.state == "running" and not sequence.pending and (tokens := generation.forced):
+            self.scheduler.append(sequence, tokens[0])
             self.counters.forced_tokens_total += 1
-            self.deliver(generation, token, now, None, None)
+            self.deliver(generation, tokens[0], now, None, None)
 
     def _recover(self, plan: StepPlan, error: Exception) -> None:
         """Recover from a failed step.

@@ -137,7 +137,7 @@ class EngineConfig(ComputeSettings):
     """The operator's settings of the generation core, its model, and options that are not settings.
 
     model: folder or hub name. memory: "slab", "paged" or "auto". overlap: launch a step before the previous one's
-    tokens have been read. run_ahead: compute the tokens that a grammar forces together in one step; excludes overlap.
+    tokens have been read. run_ahead: compute the tokens that a grammar forces together in one step.
     flatten: record the model's forward and replay it as one list of operations; None does so for small models on the
     CPU as soon as the core is idle, and wherever Triton's kernels run.
     """

@@ -150,6 +150,8 @@ MIN_CHUNK_TOKENS = 16
 """Length of a prompt's chunk below which it is not halved again when memory runs out."""
 MIN_SHARED_TOKENS = 32
 """Length of a common prefix, not yet computed, for which a sequence waits."""
+MAX_FORCED_TOKENS = 256
+"""Uncomputed tokens of an answer that count as forced by a grammar; more are those of a sequence that was preempted."""
 GROW_BACK_STEPS = 256
 """Successful steps after an out-of-memory error before the limits are doubled."""
 
@@ -169,6 +171,11 @@ def _release_token(sequence: Sequence) -> None:
 def _remaining(sequence: Sequence) -> int:
     """Return the number of tokens whose keys and values are not computed yet."""
     return len(sequence.tokens) - sequence.computed
+
+
+def _is_forced_run(sequence: Sequence) -> bool:
+    """Return whether only a few tokens of a sequence's answer are left to compute."""
+    return sequence.computed >= sequence.prompt_length and _remaining(sequence) <= MAX_FORCED_TOKENS
 
 
 class Scheduler:
@@ -280,8 +287,9 @@ class Scheduler:
         ]
         # Chunks delay all that decode, so they are small unless more prompts wait than sequences decode.
         budget, most = max(0, self._budget - len(decodes)), self.max_running
-        prompts = sum(sequence.prefilling for sequence in self.running) + len(self.queue)
-        if self.chunk_tokens and len(decodes) >= max(1, prompts):
+        # Tokens that a grammar forces are as few as decoding would give, and no prompt that waits.
+        prompts = sum(s.prefilling and not _is_forced_run(s) for s in self.running) + len(self.queue)
+        if self.chunk_tokens and len(decodes) >= prompts:
             budget, most = min(budget, self.chunk_tokens), MAX_CHUNKS
         chunks = self._chunks(budget, most)
         # The last token and the draft of each sequence that has one, as far as there is memory without preemption.
@@ -315,6 +323,11 @@ class Scheduler:
         sequence.tokens[sequence.known] = token
         sequence.pending -= 1
 
+    def withdraw_token(self, sequence: Sequence) -> None:
+        """Remove the pending token of a sequence whose next tokens are forced. The launched step still computes the
+        token before it."""
+        _release_token(sequence)
+
     def append(self, sequence: Sequence, token: int) -> None:
         """Append a forced token to a running sequence. It is computed together with the token before it, like the rest
         of a prompt."""
@@ -331,7 +344,8 @@ class Scheduler:
         next plan needs it too."""
         for sequence in plan.decodes:
             sequence.computed -= 1
-            _release_token(sequence)
+            if sequence.pending:  # not withdrawn
+                _release_token(sequence)
         for chunk in plan.chunks:
             chunk.sequence.computed = chunk.start
             if chunk.samples:
