@@ -42,9 +42,17 @@ def test_tokens_are_those_of_generate(shape, device):
     wanted = [expected(model, prompt, 24) for prompt in asked]
     driver = drive(model, device, kv_cache_bytes=GIB, step_tokens=256)
     details = driver.info.details
-    assert details["attention"] == "triton" and details["cuda_graphs"] is True, details
-    assert details["flat"] is (shape != "qwen3-moe"), details
+    # torch's grouped product of a mixture's experts reads its sizes on the host, but for bfloat16 on some GPUs.
+    dense = shape != "qwen3-moe"
+    assert (details["attention"], details["cuda_graphs"], details["flat"]) == ("triton", dense, dense), details
     assert answers(driver, asked, 24) == wanted
+
+
+@pytest.mark.skipif("torch.cuda.get_device_capability() not in ((9, 0), (10, 0))", reason="no grouped product there")
+def test_a_mixture_of_experts_is_captured_in_bfloat16(device):
+    driver = drive(random_model("qwen3-moe", device, layers=2), device, kv_cache_bytes=GIB)
+    assert driver.info.details["cuda_graphs"] is True
+    assert [len(ids) for ids in answers(driver, prompts(3, seed=2, longest=60, vocab=30000), 12)] == [12] * 3
 
 
 def test_graphs_give_the_tokens_of_steps_without(device):
