@@ -35,10 +35,15 @@ COMBINE = {
     "out": "*bf16", "weighed": "*fp32", "shares": "*fp32", "starts": "*i32", "first": "i32", "splits": "i32",
     "DV": 96, "DV_BLOCK": 128, "SPLITS": 32,
 }  # fmt: skip
+SUMMARISE = {
+    "summaries": "*fp32", "logits": "*fp32", "raw": "*fp32", "rows": "*i64", "numbers": "*fp32",
+    "vocab_size": "i32", "width": "i32", "LOGPROBS": True, "SEGMENTS": 128, "PART": 2, "WIDTH": 2048,
+}  # fmt: skip
 PICK = {
-    "tokens": "*i64", "logprobs": "*fp32", "totals": "*fp32", "last": "*i64", "logits": "*fp32", "raw": "*fp32",
-    "rows": "*i64", "positions": "*i64", "numbers": "*fp32", "top_ks": "*i64", "seeds": "*i64", "counts": "*i32",
-    "vocab_size": "i32", "LOGPROBS": True, "COUNTS": True, "BLOCK": 4096,
+    "tokens": "*i64", "logprobs": "*fp32", "totals": "*fp32", "last": "*i64", "summaries": "*fp32", "lists": "*fp32",
+    "logits": "*fp32", "raw": "*fp32", "rows": "*i64", "positions": "*i64", "numbers": "*fp32", "top_ks": "*i64",
+    "seeds": "*i64", "counts": "*i32", "vocab_size": "i32", "width": "i32", "LOGPROBS": True, "COUNTS": True,
+    "SEGMENTS": 128, "LANES": 16, "WIDTH": 2048,
 }  # fmt: skip
 ADJUST = {
     "out": "*fp32", "logits": "*fp32", "rows": "*i64", "factors": "*fp32", "counts": "*i32", "prompts": "*i8",
@@ -63,6 +68,7 @@ KERNELS = {
     "attend, latent": (paged_kernels.attend_kernel, {**ATTEND, **LATENT, "SPLIT": True}),
     "store": (paged_kernels.store_kernel, STORE),
     "combine": (paged_kernels.combine_kernel, COMBINE),
+    "summarise": (sample_kernels.summarise_kernel, SUMMARISE),
     "pick": (sample_kernels.pick_kernel, PICK),
     "adjust": (sample_kernels.adjust_kernel, ADJUST),
     "norm": (layer_kernels.norm_kernel, NORM),

@@ -1,4 +1,4 @@
-"""The sampler for GPUs: one launch for most steps, without sorting the vocabulary (`kernels/sample_kernels.py`).
+"""The sampler for GPUs: two launches for most steps, without sorting the vocabulary (`kernels/sample_kernels.py`).
 
 Its filters keep the same tokens with the same probabilities as `sampler.py`. Since it accumulates probabilities in the
 order of ids, not of size, the same random number picks another token.
@@ -43,7 +43,7 @@ def make_sampler(rows: int, vocab_size: int, device: torch.device) -> Sampler:
 
 
 class FusedSampler(Sampler):
-    """A Sampler that runs the steps it supports in one kernel, with the same state."""
+    """A Sampler that runs the steps it supports in two kernels, with the same state."""
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
         from agent_server.generation.sampling.kernels import sample

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from agent_server.generation.sampling.fused_sampler import CHECKED_PARAMS, FusedSampler, agrees
 from agent_server.generation.sampling.kernels import sample, sample_kernels
-from agent_server.generation.sampling.kernels.sample_kernels import kept_weights, limits
+from agent_server.generation.sampling.kernels.sample_kernels import filtered as filtered_row
+from agent_server.generation.sampling.kernels.sample_kernels import kept_weights, scale_of
 from agent_server.generation.sampling.masks import Masks
 from agent_server.generation.sampling.sampler import RowSampling, Sampler, filtered, inverse, uniform
 from events.options import SamplingParams
@@ -18,39 +19,60 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
+def small_segments(monkeypatch):
     """So that a row of a test has several."""
-    monkeypatch.setattr(sample, "BLOCK", 16)
+    monkeypatch.setattr(sample, "SEGMENTS", 8)
+    monkeypatch.setattr(sample, "LANES", 4)
     monkeypatch.setattr(sample, "ADJUST_BLOCK", 16)
 
 
 @triton.jit
-def show_kernel(out, logits, numbers, top_ks, low, vocab_size, BLOCK: tl.constexpr):
-    """What `pick_kernel` keeps, by its own parts."""
+def show_kernel(
+    out, drawn, logits, numbers, top_ks, peaks, lists, vocab_size, width,
+    SEGMENTS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """What `pick_kernel` keeps, by its own parts: weights, and the masses of segments."""
     place = tl.program_id(0)
     at = logits + place * vocab_size
-    lane = tl.arange(0, BLOCK)
-    temperature = tl.load(numbers + place * 4)
-    top = float("-inf")
-    for block in range(0, vocab_size, BLOCK):
-        x = tl.load(at + block + lane, mask=block + lane < vocab_size, other=float("-inf"))
-        top = tl.maximum(top, tl.max(x, 0))
-    top = top / temperature
-    value, limit = limits(
-        at, vocab_size, temperature, top, tl.load(low + place) / temperature, tl.load(top_ks + place),
-        tl.load(numbers + place * 4 + 1), BLOCK,
+    segment = tl.arange(0, SEGMENTS)
+    offset = tl.arange(0, WIDTH)
+    scale = scale_of(tl.load(numbers + place * 4))
+    peak = tl.load(peaks + place * SEGMENTS + segment)
+    top = tl.max(peak, 0)
+    low = float("inf")
+    total = 0.0
+    for number in range(0, SEGMENTS):
+        token = number * width + offset
+        x = tl.load(at + token, mask=(offset < width) & (token < vocab_size), other=float("-inf"))
+        low = tl.minimum(low, tl.min(tl.where(x > float("-inf"), x, float("inf")), 0))
+        total += tl.sum(tl.exp2((x - top) * scale), 0)
+    least = tl.load(numbers + place * 4 + 2)
+    value, limit, masses, equals = filtered_row(
+        at, lists + place * SEGMENTS * width, peak, low, total, scale, vocab_size, width, tl.load(top_ks + place),
+        tl.load(numbers + place * 4 + 1), least, SEGMENTS, LANES,
     )  # fmt: skip
-    met = 0
-    for block in range(0, vocab_size, BLOCK):
-        x = tl.load(at + block + lane, mask=block + lane < vocab_size, other=float("-inf")) / temperature
-        weights, met = kept_weights(x, top, value, limit, tl.load(numbers + place * 4 + 2), met)
-        tl.store(out + place * vocab_size + block + lane, weights, mask=block + lane < vocab_size)
+    tl.store(drawn + place * SEGMENTS + segment, masses)
+    for number in range(0, SEGMENTS):
+        token = number * width + offset
+        inside = (offset < width) & (token < vocab_size)
+        x = tl.load(at + token, mask=inside, other=float("-inf"))
+        met = tl.sum(tl.where(segment < number, equals, 0), 0)
+        tl.store(out + place * vocab_size + token, kept_weights(x, top, scale, value, limit - met, least), mask=inside)
 
 
-def kept_by_kernel(logits, numbers, top_k, block=32):
-    out = torch.empty_like(logits)
-    low = torch.where(logits > -torch.inf, logits, torch.inf).min(-1).values
-    show_kernel[(len(logits),)](out, logits, numbers, top_k, low, logits.shape[1], BLOCK=block)
+def kept_by_kernel(logits, numbers, top_k):
+    places, vocab = logits.shape
+    width = sample.segment_width(vocab)
+    padded = torch.full((places, sample.SEGMENTS * width), -torch.inf)
+    padded[:, :vocab] = logits
+    peaks = padded.view(places, sample.SEGMENTS, width).amax(-1)
+    out, masses = torch.empty_like(logits), torch.empty_like(peaks)
+    show_kernel[(places,)](
+        out, masses, logits, numbers, top_k, peaks, torch.empty_like(padded), vocab, width,
+        SEGMENTS=sample.SEGMENTS, LANES=sample.LANES, WIDTH=1 << (width - 1).bit_length(),
+    )  # fmt: skip
+    padded.zero_()[:, :vocab] = out
+    assert torch.allclose(masses, padded.view(places, sample.SEGMENTS, width).sum(-1), rtol=1e-5)
     return out
 
 
@@ -122,6 +144,76 @@ def test_filters_cut_between_neighbours(top_p, min_p, top_k):
     assert torch.equal(kept_by_kernel(logits, numbers, top_k) > 0, kept_by_cpu(logits, numbers, top_k) > 0)
 
 
+def several_segments():
+    """Rows of 90 logits, of which each segment has 12, with their numbers and top_k."""
+    torch.manual_seed(6)
+    spread, one, border = torch.randn(90) * 0.3, torch.full((90,), -20.0), torch.full((90,), -3.0)
+    one[26:33] = torch.randn(7)
+    border[[0, 10, 11, 12, 13, 35, 36, 37, 89]] = 1.0
+    border[[20, 60]] = 2.0
+    apart = spread.clone()
+    apart[::2] = -1e30
+    return {
+        "a nucleus over all segments": (spread, [0.9, 0.9, 0.0], 90),
+        "top_k over all segments": (spread, [0.9, 1.0, 0.0], 41),
+        "more than the segments, then a nucleus": (spread, [0.9, 0.7, 0.0], 41),
+        "as many as the segments": (spread, [0.9, 1.0, 0.0], 8),
+        "min_p alone": (spread, [0.9, 1.0, 0.6], 90),
+        "one segment": (one, [0.7, 0.95, 0.1], 5),
+        "one segment's nucleus": (one, [0.7, 0.95, 0.0], 90),
+        "more than there are in one segment": (one, [1.0, 1.0, 0.0], 11),
+        "equals over borders, top_k": (border, [1.0, 1.0, 0.0], 6),
+        "equals over borders, top_p": (border, [1.0, 0.61, 0.0], 90),
+        "equals over borders, both": (border, [1.0, 0.8, 0.0], 7),
+        "far apart": (apart, [0.5, 0.9, 0.0], 60),
+        "equals from one segment's end on": (border.clamp_max(1.0), [1.0, 1.0, 0.0], 3),
+    }
+
+
+@pytest.mark.parametrize("case", several_segments())
+def test_filters_over_several_segments(case):
+    """What is kept, and that draws are those of the cumulated weights in the order of ids."""
+    logits, numbers, top_k = several_segments()[case]
+    params = SamplingParams(temperature=numbers[0], top_p=numbers[1], min_p=numbers[2], top_k=top_k)
+    logits, numbers, top_k = logits[None], torch.tensor([[*numbers, 1.0]]), torch.tensor([top_k])
+    assert not at_the_edge(numbers[0], logits[0], top_k)
+    wanted = kept_by_cpu(logits, numbers, top_k)
+    assert torch.equal(kept_by_kernel(logits, numbers, top_k) > 0, wanted > 0)
+    check_draws(params, logits[0], wanted[0])
+
+
+def check_draws(params, logits, weights, count=6):
+    sampler = sampler_of([params] * count, len(logits))
+    draws = uniform(torch.arange(50, 50 + count), torch.full((count,), 3))
+    picked = sampler.sample(logits.expand(count, -1).clone(), list(range(count)), [3] * count).tokens
+    assert torch.equal(picked, inverse(weights.float().expand(count, -1), draws))
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])
+def test_draws_without_filters(spread):
+    torch.manual_seed(9)
+    logits = torch.randn(90) * spread
+    logits[60:80] = -torch.inf
+    check_draws(SamplingParams(temperature=0.8), logits, (logits.double() / 0.8).softmax(-1), 12)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, about what is not a number
+@pytest.mark.parametrize("params", CHECKED_PARAMS)
+def test_any_logits_give_a_token(params):
+    """No matter whether they are numbers; the first of those that are largest, if infinite."""
+    strange = torch.randn(6, 90)
+    strange[0] = -torch.inf
+    strange[1] = torch.nan
+    strange[2, 40] = torch.nan
+    strange[3, [33, 70]] = torch.inf
+    strange[4] = torch.tensor([torch.inf, -torch.inf, torch.nan]).repeat(30)
+    strange[5, 1:] = -torch.inf
+    sampler = sampler_of([params] * 6, 90)
+    tokens = sampler.sample(strange, list(range(6)), [2] * 6).tokens
+    assert ((tokens >= 0) & (tokens < 90)).all()
+    assert tokens[[0, 3, 5]].tolist() == [0, 33, 0]
+
+
 def test_the_first_of_equals_is_the_most_likely():
     logits = torch.zeros(1, 40)
     logits[0, [7, 23, 24, 39]] = 4.0
@@ -144,7 +236,7 @@ def test_a_million_draws_are_fair():
     logits = torch.randn(2, 16) * 1.5
     numbers = torch.tensor([[p.temperature, p.top_p or 1.0, p.min_p or 0.0, 1.0] for p in params])
     top_k = torch.tensor([p.top_k or 16 for p in params])
-    weights = kept_by_kernel(logits, numbers, top_k, 16)
+    weights = kept_by_kernel(logits, numbers, top_k)
     count, sampler = 10**6, sampler_of(params, 16)
     for row in range(2):
         draws = uniform(torch.full((count,), 50 + row), torch.arange(count))

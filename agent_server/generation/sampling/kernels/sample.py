@@ -7,11 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agent_server.generation.sampling.kernels.sample_kernels import adjust_kernel, pick_kernel
+from agent_server.generation.sampling.kernels.sample_kernels import (
+    SUMMARIES,
+    adjust_kernel,
+    pick_kernel,
+    summarise_kernel,
+)
 from agent_server.generation.sampling.penalties import TokenCounts
 
-BLOCK = 4096
-"""The number of logits in a block of a row."""
+SEGMENTS = 128
+"""The number of segments of a row, a power of two. top_k of no more has a lower bound from their largest logits."""
+LANES = 16
+"""The number of lists of a segment, a power of two. All lists of a row should be a few for each thread of a program."""
+PART = 2
+"""The number of segments that one program summarises."""
 ADJUST_BLOCK = 2048
 
 
@@ -55,6 +64,11 @@ def adjust(logits: Tensor, rows: Tensor, counts: TokenCounts | None, masks: tupl
     return out
 
 
+def segment_width(vocab_size: int) -> int:
+    """Return the number of tokens of a segment, a multiple of LANES."""
+    return -(-vocab_size // (SEGMENTS * LANES)) * LANES
+
+
 def pick(
     logits: Tensor,
     raw: Tensor,
@@ -71,11 +85,19 @@ def pick(
     tokens = torch.empty(places, dtype=torch.int64, device=logits.device)
     # One allocation for log probabilities and totals, since every step makes it.
     scores = torch.empty(2, places, dtype=torch.float32, device=logits.device)
-    # One program a row: it sees every logit of its row, so that nothing is combined across programs.
+    width = segment_width(vocab_size)
+    width_block = 1 << (width - 1).bit_length()
+    summaries = torch.empty(places, SUMMARIES.value, SEGMENTS, dtype=torch.float32, device=logits.device)
+    lists = torch.empty(places, SEGMENTS, width, dtype=torch.float32, device=logits.device)
+    summarise_kernel[(places, SEGMENTS // PART)](
+        summaries, logits, raw, rows, parameters.numbers, vocab_size, width,
+        LOGPROBS=logprobs, SEGMENTS=SEGMENTS, PART=PART, WIDTH=width_block, num_warps=4,
+    )  # fmt: skip
+    # One program a row: it sees the whole row's summary, so that nothing is combined across programs.
     pick_kernel[(places,)](
-        tokens, scores[0], scores[1], parameters.last, logits, raw, rows, positions,
+        tokens, scores[0], scores[1], parameters.last, summaries, lists, logits, raw, rows, positions,
         parameters.numbers, parameters.top_k, parameters.seeds, counts.generated if counts else rows,
-        vocab_size, LOGPROBS=logprobs, COUNTS=counts is not None,
-        BLOCK=min(BLOCK, 1 << (vocab_size - 1).bit_length()), num_warps=16,
+        vocab_size, width, LOGPROBS=logprobs, COUNTS=counts is not None,
+        SEGMENTS=SEGMENTS, LANES=LANES, WIDTH=width_block, num_warps=16,
     )  # fmt: skip
     return Picked(tokens, scores[0] if logprobs else None, scores[1] if logprobs else None)
