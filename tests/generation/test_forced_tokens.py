@@ -11,7 +11,7 @@ from agent_server.generation.execution import graphs
 from events.formats import registry
 from events.grammar import plan
 from events.options import ToolChoice
-from tests.generation.harness import Driver, prompts
+from tests.generation.harness import DEVICE, Driver, prompts
 from tests.generation.test_grammars import JSON, run
 from tests.generation.test_graphs import replays  # noqa: F401
 from tests.generation.tiny_models import make_model, make_tokenizer
@@ -141,6 +141,7 @@ def test_json_is_complete_at_once(compiler):
 LATE = {"memory": "paged", "overlap": True, "chunk_tokens": 16}
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="it emulates a GPU's graphs")
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0}], ids=["greedy", "sampled"])
 def test_steps_that_are_launched_before_the_last_token_is_known_run_ahead(compiler, sampling, replays):  # noqa: F811
     """The token of such a step is discarded where a run is forced, and the run is a chunk of a graph."""
