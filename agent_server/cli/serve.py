@@ -165,7 +165,7 @@ def serve(
     trust_remote_code: Annotated[bool | None, typer.Option(help="Run code that comes with the model.")] = None,
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer, if not the model's.")] = None,
     engine: Annotated[
-        list[str] | None, typer.Option(help="URL of an upstream engine (repeat for several), or vllm.")
+        list[str] | None, typer.Option(help="auto, embedded, vllm, or URL of an upstream engine (repeat for several).")
     ] = None,
     embedding_model: Annotated[str | None, typer.Option(help="Model or URL for /v1/embeddings.")] = None,
     reranker: Annotated[str | None, typer.Option(help="Cross-encoder or URL for /v1/rerank and /v1/score.")] = None,
@@ -299,7 +299,7 @@ def hub_answers_for(settings: Settings) -> bool:
     """
     from agent_server.model_files import HubUnreachableError, missing_package, require_hub
 
-    if not settings.served.model or settings.served.engine or missing_package() is not None:
+    if not settings.served.model or not settings.served.local or missing_package() is not None:
         return True
     try:
         require_hub(settings.served.model)

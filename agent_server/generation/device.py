@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,11 @@ def choose_cache_dtype(
         return named_dtype(name, DTYPES)
     stored_16_bit = device.type == "cpu" and computed == torch.float32 and stored == torch.bfloat16
     return torch.bfloat16 if stored_16_bit and multiplies_bfloat16() else computed
+
+
+def find_compiler() -> str:
+    """Return the C compiler that Triton uses: the variable CC, gcc or clang. Empty if there is none."""
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or ""
 
 
 def multiplies_bfloat16() -> bool:

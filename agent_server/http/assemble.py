@@ -152,7 +152,8 @@ def watch(telemetry: ServerTelemetry, models: Served, runs: RunManager, gateway:
 def may_change(settings: Settings, model: AnyModel) -> bool:
     """Whether the demonstration page may switch the model."""
     choice, compute = settings.downloads.change, settings.compute
-    if not isinstance(model, ChatModel) or settings.served.engine or compute.lora or compute.adapter or compute.draft:
+    local = isinstance(model, ChatModel) and settings.served.local
+    if not local or compute.lora or compute.adapter or compute.draft:
         return False
     if choice != "auto":
         return choice == "on"

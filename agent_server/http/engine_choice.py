@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -12,7 +14,17 @@ import msgspec
 from agent_server.http.served_models import ModelFactory, Served, serve_models
 from agent_server.http.server import BUNDLED, BUNDLED_NAME, StartupError
 from agent_server.media.intake import Intake
-from agent_server.model_files import encoder_of, is_gguf, is_hub_name, local_source, missing_package, source_name
+from agent_server.model_files import (
+    UnusableFile,
+    encoder_of,
+    is_gguf,
+    is_hub_name,
+    local_source,
+    missing_package,
+    model_folder,
+    read_json,
+    source_name,
+)
 from agent_server.models.model import ChatModel
 from agent_server.settings import Settings
 
@@ -25,21 +37,24 @@ if TYPE_CHECKING:
 
 def choose_models(settings: Settings, engine: Engine | None, *, for_guests: bool = False) -> Served:
     """The models in the settings. engine: replaces the engine that the settings select; there is then one model."""
+    served = settings.served
+    shared = bool(served.models or served.models_file)
     factory = ModelFactory(
-        model=lambda own: chat_model(own, engine),
+        model=lambda own: chat_model(own, engine, shared=shared),
         prompts=lambda own: load_prompts(own, own.served.model or str(BUNDLED)),
         check=named_model,
     )
     return serve_models(settings, factory, for_guests=for_guests)
 
 
-def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
-    """The model in the settings, with its engine. Raises StartupError."""
+def chat_model(settings: Settings, engine: Engine | None = None, *, shared: bool = False) -> ChatModel:
+    """The model in the settings, with its engine. shared: whether other models share its device. Raises
+    StartupError."""
     source, name = named_model(settings)
     template = settings.served.chat_template
     if template is not None and not template.is_file():
         raise StartupError(f"There is no chat template at {template}.")
-    engine = engine or choose_engine(settings, source, name)
+    engine = engine or choose_engine(settings, source, name, shared=shared)
     return ChatModel(name, engine, lambda: load_prompts(settings, source), settings.output, Intake(settings.media))
 
 
@@ -67,15 +82,69 @@ def named_model(settings: Settings) -> tuple[str, str]:
     if is_gguf(source):
         if not Path(source).expanduser().is_file():
             raise StartupError(f"There is no file {source}.")
-    elif served.model and not served.engine and not Path(source).is_dir() and not is_hub_name(source):
+    elif served.model and served.local and not Path(source).is_dir() and not is_hub_name(source):
         raise StartupError(
             f"There is no folder {source}. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         )
     return source, name
 
 
-def choose_engine(settings: Settings, source: str, name: str) -> Engine:
+logger = logging.getLogger("agent_server")
+MEDIA = frozenset({"vision_config", "audio_config", "thinker_config"})
+"""The parts of a config.json that read pictures and sounds."""
+
+
+def auto_engine(settings: Settings, source: str, *, shared: bool = False) -> tuple[Literal["vllm", "embedded"], str]:
+    """Choose the engine of a model that is computed here, with the reason in a sentence.
+
+    vLLM in this process is for CUDA, the models that it knows and the settings that it takes; the embedded engine
+    serves the rest. shared: whether other models share its device.
+    """
+    served, device = settings.served, settings.compute.device
+    auxiliary = (served.embedding_model, served.reranker, served.transcriber)
+    if not device.startswith(("auto", "cuda")):
+        return "embedded", f"The device is {device}, and vLLM is taken on CUDA alone."
+    if find_spec("vllm") is None:
+        return "embedded", "vLLM is not installed here."
+    if source == str(BUNDLED):
+        return "embedded", "The demonstration model is too small to gain by vLLM."
+    if is_gguf(source):
+        return "embedded", "It is a GGUF file, which the embedded engine reads."
+    if shared or any(model and "://" not in model for model in auxiliary):
+        return "embedded", "Several models share this machine, and vLLM takes the memory of a GPU for one."
+    from agent_server.engines.vllm_inprocess import engine_arguments
+
+    try:
+        engine_arguments(settings.compute, served.vllm)
+    except ValueError as error:
+        return "embedded", str(error)
+    try:
+        from vllm import ModelRegistry
+        from vllm.platforms import current_platform
+
+        if not current_platform.is_cuda():
+            return "embedded", "vLLM finds no CUDA device here."
+        known = frozenset(ModelRegistry.get_supported_archs())
+    except Exception as error:  # an installation that does not fit the driver or torch may raise anything
+        return "embedded", f"vLLM cannot be used: {type(error).__name__}: {error}"
+    try:
+        config = read_json(model_folder(source) / "config.json")
+    except (OSError, UnusableFile):
+        return "embedded", f"{source} has no config.json that can be read."
+    architectures = [str(each) for each in config.get("architectures") or ()]
+    if not known.intersection(architectures):
+        return "embedded", f"vLLM does not know the architecture {', '.join(architectures) or 'of the model'}."
+    if MEDIA & config.keys():
+        return "embedded", "It reads pictures or sounds, which vLLM in this process does not take."
+    return "vllm", f"vLLM is installed and knows {architectures[0]}, and the device is CUDA."
+
+
+def choose_engine(settings: Settings, source: str, name: str, *, shared: bool = False) -> Engine:
     engine = settings.served.engine
+    if engine in ((), ("auto",)):
+        kind, reason = auto_engine(settings, source, shared=shared)
+        logger.info("%s is computed by the engine %s. %s", name, kind, reason)
+        engine = (kind,)
     if engine == ("scripted",):
         return scripted_engine(source, name)
     if engine == ("vllm",):
@@ -86,7 +155,7 @@ def choose_engine(settings: Settings, source: str, name: str) -> Engine:
         except ValueError as error:
             raise StartupError(str(error)) from error
         return VLLMEngine(partial(upstream_model, settings, source, name), arguments, settings.upstream.in_flight)
-    if engine:
+    if engine != ("embedded",):
         return upstream_engine(settings, source, name)
     if (package := missing_package()) is not None:
         raise StartupError(

@@ -114,9 +114,9 @@ def _with_adapters(
     """The models and each LoRA adapter by name. Raises StartupError."""
     all_models: dict[str, AnyModel] = dict(models)
     for root, settings in zip(models.values(), model_settings.values(), strict=True):
-        if settings.compute.lora and settings.served.engine:
+        if settings.compute.lora and not settings.served.local:
             raise StartupError(f"--lora needs a local model, but {root.name} runs on another server (--engine).")
-        if settings.compute.draft and settings.served.engine:
+        if settings.compute.draft and not settings.served.local:
             raise StartupError(f"--draft needs a local model, but {root.name} runs on another server (--engine).")
         for name in map(adapter_name, settings.compute.lora):
             if name in all_models:

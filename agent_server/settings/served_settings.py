@@ -27,8 +27,10 @@ class ServedSettings(Section):
     served_name: str = ""
     """The name that clients see; empty for the folder's or file's name or the last part of the hub name."""
     engine: Names = ()
-    """Empty for the embedded engine, "scripted" for scripted answers, "vllm" for vLLM in this process, otherwise URLs
-    of upstream engines, optionally with a dialect (`http://host:8000`, `vllm+http://host:8000`)."""
+    """Empty or "auto" for vLLM in this process where it is installed, the device is CUDA and it knows the model and every
+    setting, and for the embedded engine otherwise; "embedded" and "vllm" for one of them, "scripted" for scripted
+    answers, otherwise URLs of upstream engines, optionally with a dialect (`http://host:8000`,
+    `vllm+http://host:8000`)."""
     vllm: Annotated[dict[str, object], BeforeValidator(read_object)] = {}
     """Engine arguments of vLLM in this process (`--engine vllm`), as JSON: {"tensor_parallel_size": 2}."""
     embedding_model: str = ""
@@ -60,6 +62,11 @@ class ServedSettings(Section):
     leave them out. An agent's own `compaction` takes precedence."""
     chat_template: Path | None = None
     """File with a chat template that is used instead of the model's."""
+
+    @property
+    def local(self) -> bool:
+        """Whether the model is computed here, by the embedded engine or by vLLM in this process."""
+        return self.engine in ((), ("auto",), ("embedded",), ("vllm",))
 
 
 class PoolSettings(Section):

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from inline_snapshot import snapshot
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.nn.attention.varlen import varlen_attn
 
@@ -54,10 +55,13 @@ def serve(folders, monkeypatch):
     monkeypatch.setattr(PackedRunner, "capture", lambda *given, **named: capture(*given, **named, how=Graphs))
     with fake_cuda(monkeypatch) as bridge:
 
-        def start(family="llama", kernel=False, **options):
+        def start(family="llama", kernel=False, own_choice=False, **options):
             chosen = VarlenKernel(varlen_attn) if kernel else None
-            monkeypatch.setattr(attention_kernels, "choose", lambda *_: chosen)
-            monkeypatch.setattr(loader, "make_sampler", Sampler)
+            if not own_choice:
+                monkeypatch.setattr(attention_kernels, "choose", lambda *_: chosen)
+                monkeypatch.setattr(
+                    loader, "make_sampler", lambda rows, size, device, slow: Sampler(rows, size, device)
+                )
             settings = {"device": "auto", "max_batch": 8, "kv_cache_bytes": 2**20, **options}
             config = EngineConfig(model=str(folders[family]), **settings)
             core, info = load(config, lambda status: None, lambda files, size: None)
@@ -118,6 +122,40 @@ def test_a_device_has_an_index_and_can_be_chosen(name, serve):
     driver = serve(device=name)
     assert driver.info.details["device"] == "cuda:0" and driver.info.details["batching"] == "packed"
     assert {parameter.device for parameter in driver.core.runner.model.parameters()} == {DEVICE}
+
+
+def test_a_gpu_without_triton_says_of_every_slow_path_why(serve, monkeypatch, caplog, tmp_path):
+    """What is chosen here is what is chosen on a GPU on which nothing but torch runs, and which has no C compiler."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    details = serve(own_choice=True).info.details
+    chosen = ("engine", "device", "attention", "fused_layers", "cuda_graphs", "fused_sampler", "compiler")
+    assert {name: details[name] for name in chosen} == snapshot(
+        {
+            "engine": "embedded",
+            "device": "cuda:0",
+            "attention": "torch",
+            "fused_layers": False,
+            "cuda_graphs": False,
+            "fused_sampler": False,
+            "compiler": "",
+        }
+    )
+    compiler, sampler, attention, layers = details["slow"]
+    assert compiler.startswith("There is no C compiler, which Triton needs to start its kernels: install gcc")
+    assert sampler.startswith("The fused sampler cannot be used, and sampling is slower: ")
+    assert attention.startswith("Attention gathers pages, one sequence after the other, and steps are not captured")
+    assert "triton: " in attention and "varlen: " in attention
+    assert layers.startswith("Layers are not fused, and decoding is slower: Triton does not run on cuda:0 (")
+    warned = [each.message for each in caplog.records if each.levelname == "WARNING" and "generation" in each.name]
+    assert warned == details["slow"]
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+def test_graphs_that_are_switched_off_and_adapters_are_named(serve, adapter):
+    slow = serve(kernel=True, cuda_graphs=False, lora=(f"red={adapter}",)).info.details["slow"]
+    assert "Steps are not captured in CUDA graphs: the setting cuda_graphs is off." in slow
+    assert "Steps with a LoRA adapter are neither fused nor captured in CUDA graphs." in slow
 
 
 @pytest.mark.parametrize(

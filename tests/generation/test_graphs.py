@@ -95,7 +95,7 @@ def replays(monkeypatch):
     monkeypatch.setattr(
         attention_kernels,
         "choose",
-        lambda device, dtype, layers: kernel if not any(kernel.refuses(layer, dtype) for layer in layers) else None,
+        lambda device, dtype, layers, slow: None if any(kernel.refuses(each, dtype) for each in layers) else kernel,
     )
     capture = runner.PackedRunner.capture
     monkeypatch.setattr(
@@ -207,7 +207,7 @@ def test_chunks_are_as_long_as_hardly_makes_a_step_longer(alone, cost, tokens):
 
     last = torch.zeros(4, dtype=torch.int64)
     made = graphs.StepGraphs(forward, PagedMemory(9, PAGE), lambda paging: paging, last=last, width=8, capture=Timed())
-    assert made.warm(lambda share: None, chunk_tokens=0, step_tokens=4096)
+    assert made.warm(lambda share: None, [], chunk_tokens=0, step_tokens=4096)
     assert made.chunk_tokens == tokens
     assert {layout.tokens for layout in made._captured} == {0, 64, tokens}, "those that were only tried are gone"
 
@@ -227,6 +227,10 @@ def test_steps_with_chunks_that_cannot_be_captured_are_said_and_decoding_still_i
         driver, found = drive(model, asked)
     assert "Steps with prompts cannot be captured in CUDA graphs" in caplog.text
     assert driver.info.details["cuda_graphs"] is True and set(replays.replayed) <= {1, 2, 4, 6}
+    assert driver.info.details["slow"] == [
+        "Steps with prompts cannot be captured in CUDA graphs and are slower: operation not permitted when stream is "
+        "capturing."
+    ]
     assert found == [expected(model, prompt, COUNT) for prompt in asked]
 
 
@@ -307,6 +311,8 @@ def test_a_capture_that_fails_is_said_and_decoding_goes_on(replays, monkeypatch,
         driver, found = drive(model, asked)
     assert "operation not permitted when stream is capturing" in caplog.text and "and more" not in caplog.text
     assert driver.info.details["cuda_graphs"] is False
+    (sentence,) = driver.info.details["slow"]
+    assert sentence.startswith("Decoding cannot be captured in CUDA graphs and is slower: operation not permitted")
     assert found == [expected(model, prompt, COUNT) for prompt in asked]
 
 

@@ -64,6 +64,7 @@ def test_where_padding_is_wrong_those_of_one_length_share_a_forward(monkeypatch)
     model = make("deepseek_v4")
     driver = Driver(copy.deepcopy(model), max_batch=4)
     assert driver.info.details["batching"].startswith("with others of its length alone, which is slow: ")
+    assert driver.info.details["slow"] == [f"tiny is decoded {driver.info.details['batching']}."]
     asked = [prompt[:40] for prompt in prompts(4, seed=2, longest=400)] + [[7, 8, 9]]
     numbers = [driver.submit(prompt, max_tokens=COUNT) for prompt in asked]
     driver.finish()
@@ -81,6 +82,7 @@ def test_dynamic_rotary_embeddings_pack_up_to_what_the_model_was_trained_for():
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
     model = make_model("llama", rope_parameters=rope, max_position_embeddings=128)
     driver = Driver(copy.deepcopy(model), max_batch=4)
+    assert driver.info.details["slow"] == []
     assert driver.info.details["batching"] == "packed" and driver.info.context_length == 128
     asked = [(prompts(1, seed=length)[0] * 60)[:length] for length in (5, 100, 31, 60)]
     numbers = [driver.submit(prompt, max_tokens=24) for prompt in asked]

@@ -47,14 +47,14 @@ def test_attention_is_that_of_gathered_pages(model, batch, dtype, device, proces
 def test_the_kernel_is_chosen(device):
     """Of all layers together, as when a model is loaded."""
     for layer, _ in ATTENTION.values():
-        kernel = choose(device, torch.bfloat16, [layer])
+        kernel = choose(device, torch.bfloat16, [layer], [])
         assert kernel is not None and kernel.name == "triton", layer
-    assert choose(device, torch.bfloat16, [LayerShape(8, 128, 128)]).name == "triton"
+    assert choose(device, torch.bfloat16, [LayerShape(8, 128, 128)], []).name == "triton"
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_the_sampler_is_chosen_and_keeps_what_the_filters_keep(vocabulary, device):
-    assert isinstance(make_sampler(8, vocabulary, device), FusedSampler)
+    assert isinstance(make_sampler(8, vocabulary, device, []), FusedSampler)
     agrees(FusedSampler(len(CHECKED_PARAMS), vocabulary, device))
 
 

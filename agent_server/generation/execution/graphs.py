@@ -272,10 +272,11 @@ class StepGraphs:
         self._logits = last.new_empty(0)
 
     @torch.inference_mode()
-    def warm(self, report: Report, *, chunk_tokens: int, step_tokens: int) -> bool:
-        """Capture every bucket, the largest first, so that the others fit into its memory. Return False, and log why,
-        if capturing fails; steps with chunks may fail alone. chunk_tokens: prompt tokens in a step with decoding
-        sequences; 0 for as many of `step_tokens` as lengthen the step by no more than STALL."""
+    def warm(self, report: Report, slow: list[str], *, chunk_tokens: int, step_tokens: int) -> bool:
+        """Capture every bucket, the largest first, so that the others fit into its memory. Return False if capturing
+        fails; steps with chunks may fail alone. slow: gets the reason of either failure. chunk_tokens: prompt
+        tokens in a step with decoding sequences; 0 for as many of `step_tokens` as lengthen the step by no more than
+        STALL."""
         count = graph_count(len(self._last), self._widths[-1] * self._memory.page_size)
 
         def report_progress() -> None:
@@ -290,7 +291,7 @@ class StepGraphs:
             )
             self._capture_all((Layout(size, 0, 0, 0) for size in reversed(self.sizes)), report_progress)
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            logger.warning("Decoding cannot be captured in CUDA graphs and is slower: %s", first_line(error))
+            slow.append(f"Decoding cannot be captured in CUDA graphs and is slower: {first_line(error)}.")
             self._captured.clear()
             self._logits = self._last.new_empty(0)
             return False
@@ -300,7 +301,7 @@ class StepGraphs:
             mixed = product(reversed(self.mixed_sizes), reversed(self._chunk_sizes))
             self._capture_all((Layout(size, MAX_CHUNKS, tokens, 0) for size, tokens in mixed), report_progress)
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            logger.warning("Steps with prompts cannot be captured in CUDA graphs and are slower: %s", first_line(error))
+            slow.append(f"Steps with prompts cannot be captured in CUDA graphs and are slower: {first_line(error)}.")
             self._captured = {layout: graph for layout, graph in self._captured.items() if not layout.tokens}
             self.chunk_tokens = 0
         return True

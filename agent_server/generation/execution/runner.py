@@ -132,6 +132,7 @@ class PackedRunner:
         last: Tensor,
         context: int,
         report: Callable[[float], None],
+        slow: list[str],
         *,
         chunk_tokens: int,
         step_tokens: int,
@@ -139,13 +140,14 @@ class PackedRunner:
     ) -> None:
         """Capture steps in CUDA graphs and use those from now on, if that is possible. last: as for `run`, one element
         for each row. context: the maximum length of a sequence. chunk_tokens: prompt tokens in a step with decoding
-        sequences; 0 to measure how many of `step_tokens` are best. report: called with the progress, 0 to 1."""
+        sequences; 0 to measure how many of `step_tokens` are best. report: called with the progress, 0 to 1.
+        slow: gets the reason why steps cannot be captured."""
         memory = self.memory
         if not isinstance(memory, PagedMemory):
             return
         width = -(-min(context, memory.longest) // memory.page_size)
         graphs = StepGraphs(self._model_forward, memory, self._paged, last=last, width=width, capture=how())
-        self.graphs = graphs if graphs.warm(report, chunk_tokens=chunk_tokens, step_tokens=step_tokens) else None
+        self.graphs = graphs if graphs.warm(report, slow, chunk_tokens=chunk_tokens, step_tokens=step_tokens) else None
 
     def _batch(self, plan: StepPlan) -> tuple[SlabBatch | PagedBatch, list[Sequence]]:
         """Return the step's batch, and its decoding sequences in the order of the batch."""

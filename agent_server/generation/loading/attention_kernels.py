@@ -2,7 +2,7 @@
 
 A kernel is used if it supports every layer of the model and its results on this device equal those of gathered pages,
 for short and long sequences that decode together and for chunks. The project's own kernel is tried before torch's. If
-neither is correct, pages are gathered, one sequence after the other, and the log says why.
+neither is correct, pages are gathered, one sequence after the other.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 TRIED = ((1, 70, 1100, 5), 0), ((40, 9), 33)
 """Lengths of sequences that decode together, and of a chunk in the same step. One is long enough for split keys."""
 OLDEST_CAPABILITY = (8, 0)
+GATHERED = "Attention gathers pages, one sequence after the other, and steps are not captured in CUDA graphs: {}."
 
 
 class TritonKernel:
@@ -69,12 +70,13 @@ def candidates(device: torch.device) -> Iterable[Callable[[], Kernel]]:
 
 
 @torch.inference_mode()
-def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -> Kernel | None:
-    """Return the first kernel that is correct for these layers on this device; None if there is none."""
+def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape], slow: list[str]) -> Kernel | None:
+    """Return the first kernel that is correct for these layers on this device; None if there is none. slow: gets the
+    reason why a GPU has none."""
     if device.type != "cuda":
         return None
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
-        _warn_gathered("the GPU is older than compute capability 8.0")
+        slow.append(GATHERED.format("the GPU is older than compute capability 8.0"))
         return None
     reasons = []
     for make in candidates(device):
@@ -89,12 +91,8 @@ def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -
             return kernel
         reasons.append(f"{make.__name__}: {reason}")
         logger.info("Attention by %s is not used: %s.", make.__name__, reason)
-    _warn_gathered("; ".join(reasons))
+    slow.append(GATHERED.format("; ".join(reasons)))
     return None
-
-
-def _warn_gathered(reason: str) -> None:
-    logger.warning("Attention gathers pages, one sequence after the other, and decoding is slow: %s.", reason)
 
 
 def _fault(kernel: Kernel, device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -> str | None:

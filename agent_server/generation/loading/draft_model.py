@@ -71,6 +71,7 @@ def make_draft(
     config: EngineConfig,
     model: PreTrainedModel,
     device: torch.device,
+    slow: list[str],
     *,
     context: int,
     vocab_size: int,
@@ -83,8 +84,8 @@ def make_draft(
         own = own.model_copy(update={"kv_cache_bytes": int(CUDA_SHARE * free_bytes(device))})
     text = model.config.get_text_config()
     context = min(context, getattr(text, "max_position_embeddings", None) or context)
-    sampler = make_sampler(config.max_batch, text.vocab_size, device)
-    runner, note, budget = choose_runner(own, model, context, sampler, step_tokens)
+    sampler = make_sampler(config.max_batch, text.vocab_size, device, slow)
+    runner, note, budget = choose_runner(own, model, context, sampler, step_tokens, slow)
     if not isinstance(runner, PackedRunner):
         raise EngineError("unavailable", f"--draft {config.draft} cannot draft tokens: it is decoded {note}.")
     return DraftModel(runner, sampler, context=context, vocab_size=vocab_size, step_tokens=budget)

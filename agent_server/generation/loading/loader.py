@@ -21,6 +21,7 @@ from agent_server.generation.device import (
     choose_cache_dtype,
     choose_device,
     choose_dtype,
+    find_compiler,
     indexed,
     weight_bytes,
 )
@@ -48,8 +49,9 @@ from agent_server.generation.multimodal.media_reader import Unreadable
 from agent_server.generation.multimodal.multimodal import Multimodal, Readers
 from agent_server.generation.multimodal.picture_reader import load_picture_reader
 from agent_server.generation.multimodal.sound_reader import load_sound_reader
-from agent_server.generation.sampling.fused_sampler import make_sampler
+from agent_server.generation.sampling.fused_sampler import FusedSampler, make_sampler
 from agent_server.generation.scheduling.messages import EngineConfig
+from agent_server.generation.scheduling.pages import PagedMemory
 from agent_server.generation.scheduling.scheduler import Scheduler
 from agent_server.model_files import ModelFiles, control_tokens, load_model_files
 
@@ -69,13 +71,16 @@ def engine_info(
     context: int,
     vocab_size: int,
     batching: str,
+    slow: list[str],
 ) -> EngineInfo:
     """Describe the engine for the server, its clients and the operator. context: in tokens. batching: how and why
-    sequences share a step if they are not packed; empty if they are."""
+    sequences share a step if they are not packed; empty if they are. slow: a sentence about each part that is slower
+    than it could be."""
     runner, scheduler = core.runner, core.scheduler
     packed = runner if isinstance(runner, PackedRunner) else None
     readers = {} if core.multimodal is None else core.multimodal.readers
     sounds = None if core.multimodal is None else core.multimodal.sounds
+    fused = packed is not None and packed.flat is not None and isinstance(packed.memory, PagedMemory)
     # The model's own caches are not allocated in advance and do not count.
     cache_tensors = () if packed is None else (*packed.cache.keys, *packed.cache.values)
     memory_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *cache_tensors))
@@ -93,21 +98,26 @@ def engine_info(
         sound_rate=SOUND_RATE if sounds is None else sounds.rate,
         sound_seconds=0 if sounds is None else sounds.seconds,
         details={
+            "engine": "embedded",
+            "device": str(device),
+            "attention": "torch" if packed is None or packed.kernel is None else packed.kernel.name,
+            "fused_layers": fused,
+            "cuda_graphs": packed is not None and packed.graphs is not None,
+            "fused_sampler": isinstance(core.sampler, FusedSampler),
+            "compiler": find_compiler(),
+            "slow": slow,
             "architecture": type(getattr(model, "whole", model)).__name__,
             "parameters": parameter_count(model),
             "memory_bytes": memory_bytes,
             "dtype": str(model.dtype).removeprefix("torch."),
-            "device": str(device),
             "batching": batching or "packed",
             "kv_cache_dtype": config.kv_cache_dtype,
             "kv_cache_tokens": runner.memory.longest if packed is None else packed.cache.tokens,
             "step_tokens": scheduler.step_tokens,
             "chunk_tokens": scheduler.chunk_tokens or scheduler.step_tokens,
             "quantized": config.quantize or "no",
-            "attention": "torch" if packed is None or packed.kernel is None else packed.kernel.name,
             "flat": packed is not None and packed.flat is not None,
             "draft": config.draft or "no",
-            "cuda_graphs": packed is not None and packed.graphs is not None,
         },
     )
 
@@ -124,6 +134,10 @@ UNSUPPORTED = (
 """Settings of a generation_config that no sampler here supports."""
 NUMBERS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_new_tokens")
 """Numeric settings of a generation_config, which transformers does not check."""
+NO_COMPILER = (
+    "There is no C compiler, which Triton needs to start its kernels: install gcc and Python's headers, or name a "
+    "compiler in the variable CC."
+)
 STEP_TOKENS, CUDA_STEP_TOKENS = 512, 4096
 """Tokens of a step if the settings name none."""
 
@@ -212,6 +226,7 @@ def assemble(
 ) -> tuple[Core, EngineInfo]:
     """Build the core for a loaded model, on its device and in evaluation mode. readers: those of pictures and sounds.
     draft: a smaller model for speculative decoding."""
+    slow: list[str] = []  # a sentence about each part that is slower than it could be
     device = indexed(device)
     model = InnerTextModel(model) if has_vision(model) or has_audio(model) else model
     text = model.config.get_text_config()
@@ -231,7 +246,7 @@ def assemble(
         )
     context = config.max_context or longest or DEFAULT_CONTEXT
     vocabulary = TokenizerVocabulary(files.tokenizer)
-    sampler = make_sampler(config.max_batch, text.vocab_size, device)
+    sampler = make_sampler(config.max_batch, text.vocab_size, device, slow)
     budget = config.step_tokens or (CUDA_STEP_TOKENS if device.type == "cuda" else STEP_TOKENS)
     # LoRA weights are loaded before the free memory is divided.
     loras = Loras(model, config.model)
@@ -241,9 +256,9 @@ def assemble(
     drafts = (
         None
         if draft is None
-        else make_draft(config, draft, device, context=context, vocab_size=text.vocab_size, step_tokens=budget)
+        else make_draft(config, draft, device, slow, context=context, vocab_size=text.vocab_size, step_tokens=budget)
     )
-    runner, note, budget = choose_runner(config, model, context, sampler, budget, readers)
+    runner, note, budget = choose_runner(config, model, context, sampler, budget, slow, readers)
     packed = runner if isinstance(runner, PackedRunner) else None
     if packed is not None:
         packed.loras = loras
@@ -265,7 +280,12 @@ def assemble(
             report(EngineStatus(state="loading", progress=0.95 + 0.05 * share, message="graphs"))
 
         packed.capture(
-            sampler.last, context, on_progress, chunk_tokens=config.chunk_tokens, step_tokens=scheduler.step_tokens
+            sampler.last,
+            context,
+            on_progress,
+            slow,
+            chunk_tokens=config.chunk_tokens,
+            step_tokens=scheduler.step_tokens,
         )
         # Chunks get the size of the captured ones.
         scheduler.chunk_tokens = packed.graphs.chunk_tokens if packed.graphs is not None else config.chunk_tokens
@@ -275,9 +295,7 @@ def assemble(
     if speculative_tokens and packed is not None:
         defaults = replace(defaults, num_speculative_tokens=speculative_tokens)
     elif speculative_tokens:
-        logger.warning(
-            "%s does not speculate: tokens cannot be removed from its own caches.", config.name or config.model
-        )
+        slow.append(f"{config.name or config.model} does not speculate: tokens cannot be removed from its own caches.")
     core = Core(
         runner=runner,
         scheduler=scheduler,
@@ -295,8 +313,21 @@ def assemble(
         record=None if packed is None else packed.record,
     )
     runner.memory.leases.limit(config.kept_percent / 100)
-    info = engine_info(config, core, model, device, context=context, vocab_size=text.vocab_size, batching=note)
-    logger.info("%s: %s", info.model, ", ".join(f"{name} {value}" for name, value in info.details.items()))
+    if device.type == "cuda":
+        if not find_compiler():
+            slow.insert(0, NO_COMPILER)
+        if packed is not None and packed.capturable and not config.cuda_graphs:
+            slow.append("Steps are not captured in CUDA graphs: the setting cuda_graphs is off.")
+        if config.lora:
+            slow.append("Steps with a LoRA adapter are neither fused nor captured in CUDA graphs.")
+    slow = list(dict.fromkeys(slow))  # the draft model's are often the same
+    info = engine_info(
+        config, core, model, device, context=context, vocab_size=text.vocab_size, batching=note, slow=slow
+    )
+    parts = ", ".join(f"{name} {value}" for name, value in info.details.items() if name != "slow")
+    logger.info("%s: %s", info.model, parts)
+    for sentence in slow:
+        logger.warning("%s", sentence)
     return core, info
 
 

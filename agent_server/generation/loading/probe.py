@@ -170,8 +170,9 @@ def _prompts(model: Any) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def fit_flat(model: Any, layers: list[LayerShape], flat: Forward) -> bool:
-    """Return whether the recording of a packed model reproduces its logits, in a batch and for a single sequence."""
+def fit_flat(model: Any, layers: list[LayerShape], flat: Forward, reasons: list[str] | None = None) -> bool:
+    """Return whether the recording of a packed model reproduces its logits, in a batch and for a single sequence.
+    reasons: gets the reason if it does not."""
     prompts = _prompts(model)
     try:
         for some in (prompts, prompts[:1]):
@@ -180,6 +181,8 @@ def fit_flat(model: Any, layers: list[LayerShape], flat: Forward) -> bool:
                 compare(one, other, precision(model))
     except Exception as error:
         logger.info("The recorded forward is not used: %s", first_line(error))
+        if reasons is not None:
+            reasons.append(first_line(error))
         return False
     return True
 

@@ -67,14 +67,16 @@ def choose_runner(
     context: int,
     sampler: Sampler,
     budget: int,
+    slow: list[str],
     readers: Readers | None = None,
 ) -> tuple[PackedRunner | CachedRunner, str, int]:
     """Return the packed runner if the model fits it, and otherwise the runner on the model's own caches with a note of
-    the reason; and the tokens of a step, fewer than `budget` if the device's memory requires it."""
+    the reason; and the tokens of a step, fewer than `budget` if the device's memory requires it. slow: gets a sentence
+    about each part that is slower than it could be."""
     uses_recording = is_small(model) if config.flatten is None else config.flatten
     if not config.quantize and not uses_recording:
         pack(model)
-    choice = _choose(config, model, context, sampler, budget, readers)
+    choice = _choose(config, model, context, sampler, budget, slow, readers)
     unpack_read(model)
     return choice
 
@@ -85,6 +87,7 @@ def _choose(
     context: int,
     sampler: Sampler,
     budget: int,
+    slow: list[str],
     readers: Readers | None,
 ) -> tuple[PackedRunner | CachedRunner, str, int]:
     device, before = sampler.device, model.config._attn_implementation
@@ -94,7 +97,7 @@ def _choose(
         check_windows(model.config, layers, context)
     except Unfit as reason:
         model.set_attn_implementation(before)
-        return *_cached_runner(config, model, context, device, str(reason)), budget
+        return *_cached_runner(config, model, context, device, slow, str(reason)), budget
     dtype = DTYPES.get(config.kv_cache_dtype, model.dtype)
     if config.memory == "paged" or device.type != "cpu":
         if dtype != model.dtype:
@@ -104,7 +107,7 @@ def _choose(
                 "leave --kv-cache-dtype at auto.",
             )
         _quantise(config, model)
-        runner, budget = _paged_runner(config, model, layers, context, sampler, budget, readers)
+        runner, budget = _paged_runner(config, model, layers, context, sampler, budget, slow, readers)
         return runner, "", budget
     # A recording of the model's forward is for models in which Python takes much of the time: small ones, and those
     # with quantised weights. Weights are quantised after the model and the recording were tested, since their logits
@@ -124,7 +127,7 @@ def _choose(
 
 
 def _cached_runner(
-    config: EngineConfig, model: PreTrainedModel, context: int, device: torch.device, why: str
+    config: EngineConfig, model: PreTrainedModel, context: int, device: torch.device, slow: list[str], why: str
 ) -> tuple[CachedRunner, str]:
     """Return a runner on the model's own caches, as many as fit into memory, and a note on how sequences are run."""
     name = config.name or config.model
@@ -137,7 +140,7 @@ def _cached_runner(
     except Unservable as fault:
         raise EngineError("unavailable", f"{name} cannot be served: {fault}.") from fault
     note = f"{BATCHING[runner.together]}: {'; '.join(filter(None, (why, reason)))}"
-    logger.warning("%s is decoded %s.", name, note)
+    slow.append(f"{name} is decoded {note}.")
     _quantise(config, model)
     per_token, per_sequence = cache_bytes(runner)
     state = state_tokens(per_token, per_sequence)
@@ -159,15 +162,16 @@ def _paged_runner(
     context: int,
     sampler: Sampler,
     budget: int,
+    slow: list[str],
     readers: Readers | None,
 ) -> tuple[PackedRunner, int]:
     """Return a runner whose pages use the memory that a step and graphs leave."""
     device = sampler.device
     make_cache = partial(KVCache, layers, dtype=model.dtype, device=device)
     per_token = bytes_per_token(layers, model.dtype)
-    kernel = attention_kernels.choose(device, model.dtype, layers)
+    kernel = attention_kernels.choose(device, model.dtype, layers, slow)
     size = kernel.page_size if kernel is not None else GATHERED_PAGE_SIZE
-    flat = _fused_forward(model, layers, device) if config.flatten is not False and not config.quantize else None
+    flat = _fused_forward(model, layers, device, slow) if config.flatten is not False and not config.quantize else None
     if config.kv_cache_bytes or device.type != "cuda":
         tokens = _cache_tokens(config, model, per_token, context, device)
     else:
@@ -195,14 +199,21 @@ def _quantise(config: EngineConfig, model: PreTrainedModel) -> None:
         quantise(model, config.quantize)
 
 
-def _try_recording(model: PreTrainedModel, layers: list[LayerShape], how: Rewrite | None = None) -> Recording | None:
-    """Record the model's forward; None if the recording does not reproduce the model's logits."""
-    recording = flatten(model, how)
-    return recording if recording is not None and fit_flat(model, layers, recording) else None
+def _try_recording(
+    model: PreTrainedModel, layers: list[LayerShape], how: Rewrite | None = None, reasons: list[str] | None = None
+) -> Recording | None:
+    """Record the model's forward; None if the recording does not reproduce the model's logits. reasons: gets the reason
+    for None."""
+    recording = flatten(model, how, reasons)
+    return recording if recording is not None and fit_flat(model, layers, recording, reasons) else None
 
 
-def _fused_forward(model: PreTrainedModel, layers: list[LayerShape], device: torch.device) -> Forward | None:
+def _fused_forward(
+    model: PreTrainedModel, layers: list[LayerShape], device: torch.device, slow: list[str]
+) -> Forward | None:
     """Return the model's forward with fused layers, on a device that runs Triton's kernels; None elsewhere."""
+    reasons: list[str] = []
+    forward = None
     try:
         from agent_server.generation.recorded.fusion import fuse
         from agent_server.generation.recorded.kernels.layers import rms_norm
@@ -211,14 +222,12 @@ def _fused_forward(model: PreTrainedModel, layers: list[LayerShape], device: tor
         rms_norm(torch.ones(1, 16, device=device), torch.ones(16, device=device), Norm(1e-6, late=False, offset=0.0))
     except Exception as error:  # whatever Triton, a compiler or its absence brings
         raise_if_lost(error, device)
-        if device.type == "cuda":
-            logger.warning(
-                "Layers are not fused, and decoding is slower: Triton does not run on %s (%s).",
-                device,
-                f"{type(error).__name__}: {first_line(error)}",
-            )
-        return None
-    return _try_recording(model, layers, fuse)
+        reasons.append(f"Triton does not run on {device} ({type(error).__name__}: {first_line(error)})")
+    else:
+        forward = _try_recording(model, layers, fuse, reasons)
+    if forward is None and device.type == "cuda":
+        slow.append(f"Layers are not fused, and decoding is slower: {'; '.join(reasons)}.")
+    return forward
 
 
 def is_small(model: PreTrainedModel | InnerTextModel) -> bool:

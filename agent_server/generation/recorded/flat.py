@@ -197,11 +197,13 @@ _export_lock = threading.Lock()
 """torch.export has global state, so engines in threads of one process record one after the other."""
 
 
-def flatten(model: Any, how: Rewrite | None = None) -> Recording | None:
+def flatten(model: Any, how: Rewrite | None = None, reasons: list[str] | None = None) -> Recording | None:
     """Record the forward of a model that uses the attention of `attention.py`; None if it cannot be recorded. how: the
-    rewrites of the recording, `rewrite` unless given."""
+    rewrites of the recording, `rewrite` unless given. reasons: gets the reason for None."""
+    reasons = [] if reasons is None else reasons
     recorder = _AttentionRecorder()
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        reasons.append("its forward computes all logits")
         return None
     try:
         module = _Packed(model, recorder).eval()
@@ -228,7 +230,8 @@ def flatten(model: Any, how: Rewrite | None = None) -> Recording | None:
                 node.target = DIRECT.get(node.target, node.target)
         return Recording(graph, constants)
     except Exception as error:  # tracing a model's code may raise anything
-        logger.info("The model's forward is run as it is: %s", (str(error).splitlines() or ["?"])[0])
+        reasons.append((str(error).splitlines() or ["?"])[0])
+        logger.info("The model's forward is run as it is: %s", reasons[-1])
         return None
 
 

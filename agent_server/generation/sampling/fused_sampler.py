@@ -6,7 +6,6 @@ order of ids, not of size, the same random number picks another token.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +18,6 @@ from agent_server.generation.sampling.penalties import Bonus
 from agent_server.generation.sampling.sampler import GREEDY, TYPICAL, RowSampling, Sampled, Sampler, filtered
 from events.options import SamplingParams
 
-logger = logging.getLogger("agent_server.generation")
 CHECKED_PARAMS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.7, top_p=0.8),
@@ -28,8 +26,9 @@ CHECKED_PARAMS = (
 )
 
 
-def make_sampler(rows: int, vocab_size: int, device: torch.device) -> Sampler:
-    """Return the fused sampler if it works on this device, else the one in torch."""
+def make_sampler(rows: int, vocab_size: int, device: torch.device, slow: list[str]) -> Sampler:
+    """Return the fused sampler if it works on this device, else the one in torch. slow: gets the reason why it does not
+    work on a GPU."""
     if device.type != "cuda":
         return Sampler(rows, vocab_size, device)
     try:
@@ -38,7 +37,7 @@ def make_sampler(rows: int, vocab_size: int, device: torch.device) -> Sampler:
     except Exception as error:  # torch, Triton or a missing compiler may raise anything
         raise_if_lost(error, device)
         reason = f"{type(error).__name__}: {first_line(error)}"
-        logger.warning("The fused sampler cannot be used; sampling is slower: %s.", reason)
+        slow.append(f"The fused sampler cannot be used, and sampling is slower: {reason}.")
         return Sampler(rows, vocab_size, device)
 
 
