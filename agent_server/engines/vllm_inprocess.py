@@ -7,6 +7,7 @@ still starts and manages child processes of its own (its engine core and its wor
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ from agent_server.engines.upstream.model import UpstreamModel
 from agent_server.engines.upstream.output import Output
 from agent_server.settings import ComputeSettings, UpstreamSettings
 
+logger = logging.getLogger("agent_server.engine")
 MISSING = (
     "vLLM is not installed here: run pip install 'agent-server[vllm]', or start vLLM as a server and give its URL "
     "with --engine."
@@ -136,6 +138,11 @@ class VLLMEngine(OnlyCancelled):
             self._status = EngineStatus(state="failed", message=error.message)
             raise
         self._upstream = describe(self._llm, model)
+        info = self._upstream.info
+        parts = ", ".join(f"{name} {value}" for name, value in info.details.items() if name != "slow")
+        logger.info("%s: %s", info.model, parts)
+        for sentence in info.details["slow"]:
+            logger.warning("%s", sentence)
         self._status = EngineStatus(state="ready", progress=1.0)
 
     async def close(self) -> None:
@@ -223,7 +230,8 @@ def open_engine(source: str, arguments: dict[str, object]) -> object:
     try:
         return AsyncLLM.from_engine_args(AsyncEngineArgs(model=source, **arguments))
     except Exception as error:
-        raise EngineError("unavailable", f"vLLM cannot load {source}: {_sentence(error)}") from error
+        message = f"vLLM cannot load {source} (--engine embedded does without it): {_sentence(error)}"
+        raise EngineError("unavailable", message) from error
 
 
 def is_bad_request(error: Exception) -> bool:
@@ -238,7 +246,15 @@ def is_bad_request(error: Exception) -> bool:
 
 def describe(llm: Any, model: UpstreamModel) -> Upstream:
     """Describe the loaded engine in the form in which servers are described over HTTP."""
+    from vllm.platforms import current_platform
+
+    from agent_server.generation.device import NO_COMPILER, find_compiler
+
     config = llm.model_config
+    compiler = find_compiler()
+    slow = [] if compiler else [NO_COMPILER]
+    if config.enforce_eager:
+        slow.append("Steps are not captured in CUDA graphs: enforce_eager is set, or the setting cuda_graphs is off.")
     lengths = [length for length in (config.max_model_len, model.context_length) if length]
     served = UpstreamInfo(
         model=model.name,
@@ -255,7 +271,15 @@ def describe(llm: Any, model: UpstreamModel) -> Upstream:
         supports_pause=False,
         supports_modify=False,
         continues="plain",
-        details={"engine": "vllm", "dtype": str(config.dtype).removeprefix("torch."), "ids": True},
+        details={
+            "engine": "vllm",
+            "device": current_platform.device_type,
+            "dtype": str(config.dtype).removeprefix("torch."),
+            "cuda_graphs": current_platform.is_cuda() and not config.enforce_eager,
+            "compiler": compiler,
+            "slow": slow if current_platform.is_cuda() else [],
+            "ids": True,
+        },
     )
     return Upstream(dialect=VLLM(), served=served, model=model, info=info)
 

@@ -20,6 +20,11 @@ from agent_server.model_files.gguf_files import read_gguf
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
 
+NO_COMPILER = (
+    "There is no C compiler, which Triton needs to start its kernels: install gcc and Python's headers, or name a "
+    "compiler in the variable CC."
+)
+
 
 def choose_device(name: str) -> torch.device:
     """Return the named device with its index. "auto" prefers CUDA over Apple's GPU over the CPU. Raises EngineError for

@@ -27,10 +27,9 @@ class ServedSettings(Section):
     served_name: str = ""
     """The name that clients see; empty for the folder's or file's name or the last part of the hub name."""
     engine: Names = ()
-    """Empty or "auto" for vLLM in this process where it is installed, the device is CUDA and it knows the model and every
-    setting, and for the embedded engine otherwise; "embedded" and "vllm" for one of them, "scripted" for scripted
-    answers, otherwise URLs of upstream engines, optionally with a dialect (`http://host:8000`,
-    `vllm+http://host:8000`)."""
+    """Empty or "auto" for vLLM in this process on CUDA, where it is installed and takes the model and the settings, and
+    for the embedded engine elsewhere; "embedded" and "vllm" for one of them, "scripted" for scripted answers, otherwise
+    URLs of upstream engines, optionally with a dialect (`http://host:8000`, `vllm+http://host:8000`)."""
     vllm: Annotated[dict[str, object], BeforeValidator(read_object)] = {}
     """Engine arguments of vLLM in this process (`--engine vllm`), as JSON: {"tensor_parallel_size": 2}."""
     embedding_model: str = ""

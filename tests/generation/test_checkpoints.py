@@ -260,6 +260,43 @@ async def test_a_quantised_checkpoint_says_what_reads_it(
     assert status.message == f"{folder} is quantised as {kind}, which is read by: pip install {packages}"
 
 
+FP8_DYNAMIC = {
+    "config_groups": {
+        "group_0": {
+            "input_activations": {
+                "dynamic": True,
+                "num_bits": 8,
+                "strategy": "token",
+                "symmetric": True,
+                "type": "float",
+            },
+            "output_activations": None,
+            "targets": ["Linear"],
+            "weights": {"dynamic": False, "num_bits": 8, "strategy": "channel", "symmetric": True, "type": "float"},
+        }
+    },
+    "format": "float-quantized",
+    "ignore": ["lm_head"],
+    "kv_cache_scheme": None,
+    "quant_method": "compressed-tensors",
+    "quantization_status": "compressed",
+}
+"""As checkpoints named FP8-dynamic have it, which llm-compressor writes."""
+
+
+async def test_an_fp8_checkpoint_of_compressed_tensors_names_its_package_and_vllm(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": FP8_DYNAMIC}))
+    monkeypatch.setattr(checkpoint, "_there", lambda module: False)
+    status = await loaded(folder)
+    assert status.message == (
+        f"{folder} is quantised as compressed-tensors, which is read by: pip install compressed-tensors. vLLM multiplies "
+        "FP8 as it is on a GPU: pip install 'agent-server[vllm]', and serve it with --engine vllm."
+    )
+
+
 def test_packages_are_looked_for_where_they_are():
     assert checkpoint._there("torch") and not checkpoint._there("nothing.within_nothing")
 

@@ -4,6 +4,8 @@ are where they belong, and that no step waits for the device but where its token
 Not reached: the load-time checks' comparisons (they need numbers), kernels in Triton, and graphs themselves.
 """
 
+import json
+import shutil
 from typing import ClassVar
 
 import pytest
@@ -149,6 +151,28 @@ def test_a_gpu_without_triton_says_of_every_slow_path_why(serve, monkeypatch, ca
     assert layers.startswith("Layers are not fused, and decoding is slower: Triton does not run on cuda:0 (")
     warned = [each.message for each in caplog.records if each.levelname == "WARNING" and "generation" in each.name]
     assert warned == details["slow"]
+
+
+QWEN3_FP8 = {
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "quant_method": "fp8",
+    "weight_block_size": [128, 128],
+}
+"""As Qwen3's FP8 checkpoints have it."""
+
+
+def test_fp8_on_a_gpu_names_the_package_of_its_kernels_and_vllm(serve, folders, monkeypatch, tmp_path):
+    folder = shutil.copytree(folders["llama"], tmp_path / "fp8")
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": QWEN3_FP8}))
+    monkeypatch.setattr(checkpoint, "_there", lambda module: False)
+    with pytest.raises(EngineError) as refused:
+        load(EngineConfig(model=str(folder), device="cuda"), lambda status: None)
+    assert refused.value.message == (
+        f"{folder} has FP8 weights, whose kernels for cuda:0 are fetched by: pip install kernels. vLLM multiplies FP8 as "
+        "it is on a GPU: pip install 'agent-server[vllm]', and serve it with --engine vllm."
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")

@@ -137,6 +137,20 @@ PACKAGED = [compressed_tensors, torchao, bitsandbytes]
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_fp8_on_a_cpu_says_that_it_is_unpacked_and_names_vllm(tmp_path, caplog):
+    with torch.no_grad():
+        fp8(tmp_path)
+    config = EngineConfig(model=str(tmp_path), device="cpu", threads=1, flatten=False)
+    with caplog.at_level("INFO", logger="agent_server.generation"):
+        _, info = load(config, lambda status: None, lambda files, size: None)
+    assert info.details["slow"] == []
+    assert (
+        f"The FP8 weights of {tmp_path} are unpacked on cpu and take twice their size on disk. vLLM multiplies FP8 as it "
+        "is on a GPU: pip install 'agent-server[vllm]', and serve it with --engine vllm." in caplog.messages
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [fp8, mxfp4, *(pytest.param(each, marks=pytest.mark.quantised) for each in PACKAGED)])
 def test_a_quantised_checkpoint_generates_what_its_weights_stand_for(make, tmp_path):
     with torch.no_grad():

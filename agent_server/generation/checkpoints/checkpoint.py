@@ -209,17 +209,37 @@ the packages that install them. transformers reads FP8 and MXFP4 by itself, and 
 or Triton cannot multiply them."""
 
 
-def check_packages(model: str, config: object) -> None:
-    """Raise EngineError if the package that reads such weights is missing."""
+FP8_KINDS = ("fp8", "fbgemm_fp8")
+FP8_CAPABILITY = (8, 9)
+"""The compute capability from which a GPU multiplies FP8."""
+VLLM = "vLLM multiplies FP8 as it is on a GPU: pip install 'agent-server[vllm]', and serve it with --engine vllm."
+
+
+def check_packages(model: str, config: object, device: torch.device) -> str | None:
+    """Raise EngineError if a package is missing that reads or multiplies such weights. Return a sentence about FP8
+    weights that this engine unpacks; None for all others."""
     quantization: object = getattr(config, "quantization_config", None)
     settings: Mapping[str, object] = (
         quantization if isinstance(quantization, Mapping) else getattr(quantization, "__dict__", {})
     )
     kind = str(getattr(settings.get("quant_method"), "value", settings.get("quant_method")))
     missing = [package for module, package in PACKAGES.get(kind, {}).items() if not _there(module)]
+    groups = settings.get("config_groups")
+    weights = [each.get("weights") or {} for each in groups.values()] if isinstance(groups, Mapping) else []
+    fp8 = kind in FP8_KINDS or any(each.get("type") == "float" and each.get("num_bits") == 8 for each in weights)
     if missing:
         names = " ".join(f"'{name}'" if "[" in name else name for name in missing)
-        raise EngineError("unavailable", f"{model} is quantised as {kind}, which is read by: pip install {names}")
+        message = f"{model} is quantised as {kind}, which is read by: pip install {names}"
+        raise EngineError("unavailable", f"{message}. {VLLM}" if fp8 else message)
+    if not fp8:
+        return None
+    multiplies = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+    if kind in FP8_KINDS and multiplies:
+        if not _there("kernels"):
+            message = f"{model} has FP8 weights, whose kernels for {device} are fetched by: pip install kernels"
+            raise EngineError("unavailable", f"{message}. {VLLM}")
+        return None
+    return f"The FP8 weights of {model} are unpacked on {device} and take twice their size on disk. {VLLM}"
 
 
 def _there(module: str) -> bool:

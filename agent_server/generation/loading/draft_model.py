@@ -45,7 +45,7 @@ def load_draft(
     own = _config(config)
     check_source(own.model)
     settings = read_configuration(own.model, trusted=own.trust_remote_code)
-    check_files(own.model, settings)
+    check_files(own.model, settings, device)
     large, small = files.tokenizer, load_model_files(own.model, trusted=own.trust_remote_code).tokenizer
     # An id must not stand for different tokens. Tokens that only one vocabulary has are never drafted.
     for number in range(min(each.get_vocab_size(with_added_tokens=True) for each in (large, small))):

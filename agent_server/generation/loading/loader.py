@@ -18,6 +18,7 @@ from agent_server.generation.core.step import Core
 from agent_server.generation.core.threads import ThreadChoice
 from agent_server.generation.device import (
     DTYPES,
+    NO_COMPILER,
     choose_cache_dtype,
     choose_device,
     choose_dtype,
@@ -134,10 +135,6 @@ UNSUPPORTED = (
 """Settings of a generation_config that no sampler here supports."""
 NUMBERS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_new_tokens")
 """Numeric settings of a generation_config, which transformers does not check."""
-NO_COMPILER = (
-    "There is no C compiler, which Triton needs to start its kernels: install gcc and Python's headers, or name a "
-    "compiler in the variable CC."
-)
 STEP_TOKENS, CUDA_STEP_TOKENS = 512, 4096
 """Tokens of a step if the settings name none."""
 
@@ -151,8 +148,11 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
         report(EngineStatus(state="loading", progress=0.0, message="configuration"))
         check_source(config.model)
         settings = read_configuration(config.model, trusted=config.trust_remote_code)
-        check_files(config.model, settings)
         device = choose_device(config.device)
+        unpacked = check_files(config.model, settings, device)
+        slow = [unpacked] if unpacked and device.type == "cuda" else []
+        if unpacked and not slow:
+            logger.info("%s", unpacked)
         if device.type == "cuda":  # the device of this thread's streams, events and graphs
             torch.cuda.set_device(device)
         if config.quantize and device.type != "cpu":
@@ -179,7 +179,7 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
             message = f"{config.model} has no tokenizer that can be read: {first_line(error)}"
             raise EngineError("unavailable", message) from error
         draft = load_draft(config, files, device, dtype, report)
-        return assemble(config, model, files, device, compiler, report, _readers(config, model, files), draft)
+        return assemble(config, model, files, device, compiler, report, _readers(config, model, files), draft, slow)
     except EngineError:
         raise
     except InsufficientMemory as error:
@@ -223,10 +223,12 @@ def assemble(
     report: Report = lambda status: None,
     readers: Readers | None = None,
     draft: PreTrainedModel | None = None,
+    slow: Iterable[str] = (),
 ) -> tuple[Core, EngineInfo]:
     """Build the core for a loaded model, on its device and in evaluation mode. readers: those of pictures and sounds.
-    draft: a smaller model for speculative decoding."""
-    slow: list[str] = []  # a sentence about each part that is slower than it could be
+    draft: a smaller model for speculative decoding. slow: a sentence about each part that is known to be slower than it
+    could be; those that are found here join them."""
+    slow = list(slow)
     device = indexed(device)
     model = InnerTextModel(model) if has_vision(model) or has_audio(model) else model
     text = model.config.get_text_config()

@@ -106,13 +106,14 @@ def read_configuration(model: str, *, trusted: bool = False) -> PreTrainedConfig
         raise EngineError("unavailable", message) from error
 
 
-def check_files(model: str, config: PreTrainedConfig) -> None:
+def check_files(model: str, config: PreTrainedConfig, device: torch.device) -> str | None:
     """Raise EngineError unless a folder has the weights of a model that generates text. Models on the hub are only
-    checked when they load."""
+    checked when they load. Return a sentence about FP8 weights that are unpacked, as `check_packages` does."""
     model_class(model, config)
-    check_packages(model, config)
+    unpacked = check_packages(model, config, device)
     if (folder := Path(model).expanduser()).is_dir():
         check_checkpoint(folder)
+    return unpacked
 
 
 def check_memory(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> None:

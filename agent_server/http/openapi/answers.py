@@ -391,11 +391,27 @@ class RunStatus(Struct, rename="camel"):
     last_event: int
 
 
+class EngineState(Struct):
+    """How the engine computes; an upstream engine says none of it. slow: a sentence about each part that is slower than
+    it could be."""
+
+    engine: str | UnsetType = UNSET
+    device: str | UnsetType = UNSET
+    dtype: str | UnsetType = UNSET
+    attention: str | UnsetType = UNSET
+    fused_layers: bool | UnsetType = UNSET
+    cuda_graphs: bool | UnsetType = UNSET
+    fused_sampler: bool | UnsetType = UNSET
+    compiler: str | UnsetType = UNSET
+    slow: list[str] | UnsetType = UNSET
+
+
 class Readiness(Struct):
     ready: bool
     state: str
     message: str
     progress: float | UnsetType = UNSET
+    engine: EngineState | UnsetType = UNSET
 
 
 class Replicas(Struct):

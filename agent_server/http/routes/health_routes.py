@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters.errors import RequestError
+from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.replicas import ReplicaSet
 from agent_server.http.routes.http import guarded, read_struct
 from agent_server.observability.audit import note
@@ -17,6 +19,12 @@ from agent_server.version import version
 
 if TYPE_CHECKING:
     from agent_server.http.server import Server
+
+
+ENGINE_DETAILS = (
+    "engine", "device", "dtype", "attention", "fused_layers", "cuda_graphs", "fused_sampler", "compiler", "slow"
+)  # fmt: skip
+"""What `/ready` shows of an engine's details."""
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -30,7 +38,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def ready(request: Request) -> Response:
         """200 once runs can start and the auxiliary models are ready; 503 with the reason while loading, failing or
-        shutting down."""
+        shutting down. A loaded engine says how it computes, and why if a part of it is slow."""
         status, fault = server.status, server.store.fault
         serving = status.state in ("ready", "degraded") and not status.silent
         unready = next((each.unready for each in server.auxiliary_models if each.unready), "")
@@ -43,6 +51,10 @@ def routes(server: Server) -> list[BaseRoute]:
         }
         if status.progress is not None:
             body["progress"] = round(status.progress, 3)
+        with contextlib.suppress(EngineError):  # not loaded
+            details = server.model.engine.info.details
+            if engine := {name: details[name] for name in ENGINE_DETAILS if name in details}:
+                body["engine"] = engine
         return json_response(body, 200 if good else 503)
 
     async def versions(request: Request) -> Response:
