@@ -86,6 +86,12 @@ RAW: dict[str, bytes] = {
     "nested too deeply": b'{"jsonrpc":"2.0","id":ID,"result":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
     "not a number": b'{"jsonrpc":"2.0","id":ID,"result":{"content":[],"structuredContent":{"n":NaN}}}',
 }  # fmt: skip
+COMPLETIONS: dict[str, Any] = {
+    "too many suggestions": {"values": [str(number) for number in range(150)], "total": 150},
+    "suggestions of wrong types": {"values": ["a", 1, None], "total": "three"},
+    "suggestions as a text": {"values": "a"},
+    "no suggestions": None,
+}
 HUGE = 20 * 2**20
 
 
@@ -104,7 +110,12 @@ def answer(kind: str, request: dict[str, Any]) -> bytes | None:
             return None
         if kind == "a handshake without its fields":
             return result({"protocolVersion": "2025-06-18"})
-        return result(INITIALIZED)
+        more = {"prompts": {}, "completions": {}} if kind in COMPLETIONS else {}
+        return result({**INITIALIZED, "capabilities": {**INITIALIZED["capabilities"], **more}})
+    if method == "prompts/list" and kind in COMPLETIONS:
+        return result({"prompts": [{"name": "plan", "arguments": [{"name": "day"}]}]})
+    if method == "completion/complete" and kind in COMPLETIONS:
+        return result({"completion": COMPLETIONS[kind]})
     if method == "tools/list":
         return _list(kind, params, result)
     if method == "tools/call" and params.get("name") == "odd":

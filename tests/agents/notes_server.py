@@ -5,8 +5,18 @@ from __future__ import annotations
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.prompts.base import AssistantMessage, UserMessage
 from mcp.server.mcpserver.resources import FunctionResource, TextResource
-from mcp_types import ImageContent
+from mcp_types import (
+    Completion,
+    CompletionArgument,
+    CompletionContext,
+    ImageContent,
+    PromptReference,
+    ResourceTemplateReference,
+)
 from pydantic import BaseModel
+
+STYLES = ("long", "loud", "short")
+DAYS = ("monday", "tuesday", "wednesday")
 
 
 class Count(BaseModel):
@@ -39,6 +49,18 @@ def notes_server() -> MCPServer:
     def plan(day: str) -> str:
         """Plan a day."""
         return f"Hello. What is to be done on {day}?"
+
+    @server.completion()
+    async def complete(
+        ref: PromptReference | ResourceTemplateReference,
+        argument: CompletionArgument,
+        context: CompletionContext | None,
+    ) -> Completion | None:
+        """Styles of a review, one fewer if the code has a value; days; many codes."""
+        if argument.name == "code":
+            return Completion(values=[f"x = {number}" for number in range(100)], total=500, has_more=True)
+        known = DAYS if argument.name == "day" else STYLES[:2] if context and context.arguments else STYLES
+        return Completion(values=[each for each in known if each.startswith(argument.value)])
 
     @server.tool()
     def count(text: str) -> Count:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import httpx
 import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.resources import TextResource
-from mcp_types import CallToolResult, TextContent
+from mcp_types import CallToolResult, Completion, TextContent
 from pydantic import BaseModel
 
 from agent_server.agents import Agent, McpServer
 from agent_server.agents.guardrails import PatternGuard
-from agent_server.agents.mcp import sessions
+from agent_server.agents.mcp import resources, sessions
 from agent_server.runs.store import Store
 from agent_server.settings import ToolLimits
 from agent_server.user import NOBODY
@@ -155,6 +158,8 @@ async def test_prompts_and_resources_come_over_http_as_messages_and_content(tmp_
             "content": [{"type": "image", "source": {"type": "data", "value": "AAAA", "mimeType": "image/png"}}],
         },
     ]
+    assert listed["completions"] is True
+    assert listed["resourceTemplates"][0]["variables"] == [{"name": "day", "required": True}]
     assert read.json() == {"uri": "notes://today", "content": [{"type": "text", "text": "Buy milk."}]}
     assert [each.status_code for each in wrong] == [404, 404, 400, 400]
     assert "needs code" in wrong[2].text and "The body must be" in wrong[3].text
@@ -173,3 +178,127 @@ async def test_resources_that_the_settings_leave_out_are_neither_listed_nor_read
         (listed,) = (await client.get("/agui/mcp")).json()["servers"]
     assert read.status_code == 403 and "Buy milk" not in read.text
     assert listed["resources"] == listed["resourceTemplates"] == [] and len(listed["prompts"]) == 2
+
+
+async def test_a_template_is_filled_in_and_read(monkeypatch):
+    in_this_process(monkeypatch, notes=notes_server())
+    async with (
+        serving(scripted("Hello."), agents=[Agent(name="default", mcp_servers=[NOTES])]) as running,
+        httpx.AsyncClient(base_url=running.url) as client,
+    ):
+        asked = {"server": "notes", "uri": "notes://day/{day}"}
+        read = await client.post("/agui/mcp/resource", json={**asked, "arguments": {"day": "a b"}})
+        missing = await client.post("/agui/mcp/resource", json={**asked, "arguments": {"night": "monday"}})
+        broken = await client.post(
+            "/agui/mcp/resource", json={"server": "notes", "uri": "notes://{day", "arguments": {"day": "monday"}}
+        )
+    assert read.json() == {"uri": "notes://day/a%20b", "content": [{"type": "text", "text": "On a b: rest."}]}
+    assert missing.status_code == 400 and "The template needs day." in missing.text
+    assert broken.status_code == 400 and "cannot be filled in" in broken.text
+
+
+async def test_a_server_suggests_values_for_arguments(monkeypatch):
+    in_this_process(monkeypatch, notes=notes_server())
+    async with (
+        serving(scripted("Hello."), agents=[Agent(name="default", mcp_servers=[NOTES])]) as running,
+        httpx.AsyncClient(base_url=running.url) as client,
+    ):
+
+        async def complete(**body: object) -> httpx.Response:
+            return await client.post("/agui/mcp/complete", json={"server": "notes", "value": "", **body})
+
+        styles = await complete(prompt="review", argument="style", value="l", arguments={"style": "l", "code": ""})
+        fewer = await complete(prompt="review", argument="style", arguments={"code": "x = 1"})
+        days = await complete(uriTemplate="notes://day/{day}", argument="day", value="tu")
+        codes = (await complete(prompt="review", argument="code")).json()
+        unknown = [
+            await complete(server="none", prompt="review", argument="style"),
+            await complete(prompt="none", argument="style"),
+            await complete(prompt="review", argument="none"),
+            await complete(uriTemplate="notes://today", argument="day"),
+        ]
+        wrong = [
+            await complete(argument="style"),
+            await complete(argument="day", prompt="plan", uriTemplate="notes://day/{day}"),
+            await complete(prompt="plan", argument="day", value=1),
+        ]
+    assert styles.json() == {"values": ["long", "loud"], "total": None, "hasMore": False}
+    assert fewer.json()["values"] == ["long", "loud"]
+    assert days.json()["values"] == ["tuesday"]
+    assert (len(codes["values"]), codes["total"], codes["hasMore"]) == (100, 500, True)
+    assert [each.status_code for each in unknown] == [404, 404, 404, 404]
+    assert "no argument 'none'" in unknown[2].text and "no template" in unknown[3].text
+    assert [each.status_code for each in wrong] == [400, 400, 400]
+    assert all("The body must be" in each.text for each in wrong)
+
+
+async def test_suggestions_of_a_server_that_has_none_or_hangs_or_fails(monkeypatch):
+    plain, hanging = MCPServer("plain"), MCPServer("hanging")
+    for server in (plain, hanging):
+
+        @server.prompt()
+        def plan(day: str) -> str:
+            return f"What is to be done on {day}?"
+
+    @hanging.completion()
+    async def complete(ref: object, argument: object, context: object) -> Completion:
+        if argument.value == "fail":
+            raise ValueError("a fault")
+        await asyncio.Event().wait()
+        return Completion(values=[])
+
+    in_this_process(monkeypatch, plain=plain, hanging=hanging)
+    monkeypatch.setattr(resources, "COMPLETION_SECONDS", 0.5)
+    servers = [McpServer(name=name, command=(name,)) for name in ("plain", "hanging")]
+    async with (
+        serving(scripted("Hello."), agents=[Agent(name="default", mcp_servers=servers)]) as running,
+        httpx.AsyncClient(base_url=running.url) as client,
+    ):
+        typed = {"prompt": "plan", "argument": "day", "value": "m"}
+        none = await client.post("/agui/mcp/complete", json={**typed, "server": "plain"})
+        late = await client.post("/agui/mcp/complete", json={**typed, "server": "hanging"})
+        failed = await client.post("/agui/mcp/complete", json={**typed, "server": "hanging", "value": "fail"})
+        filled = await client.post(
+            "/agui/mcp/prompt", json={"server": "hanging", "name": "plan", "arguments": {"day": "monday"}}
+        )
+        listed = {each["name"]: each["completions"] for each in (await client.get("/agui/mcp")).json()["servers"]}
+    assert (none.status_code, late.status_code, failed.status_code, filled.status_code) == (404, 504, 400, 200)
+    assert "The MCP server plain does not suggest values for arguments." in none.text
+    assert "The MCP server hanging did not answer within 0.5 s." in late.text
+    assert "Error completing argument day" in failed.text
+    assert listed == {"plain": False, "hanging": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        ("too many suggestions", {"values": [str(number) for number in range(100)], "total": None, "hasMore": True}),
+        ("suggestions of wrong types", {"values": ["a"], "total": None, "hasMore": False}),
+        ("suggestions as a text", {"values": [], "total": None, "hasMore": False}),
+        ("no suggestions", {"values": [], "total": None, "hasMore": False}),
+    ],
+)
+async def test_suggestions_that_the_protocol_forbids_are_left_out(kind, answer):
+    script = str(Path(__file__).with_name("bad_mcp_server.py"))
+    bad = McpServer(name="bad", command=(sys.executable, script, kind))
+    async with (
+        serving(scripted("Hello."), agents=[Agent(name="default", mcp_servers=[bad])]) as running,
+        httpx.AsyncClient(base_url=running.url) as client,
+    ):
+        typed = {"server": "bad", "prompt": "plan", "argument": "day", "value": ""}
+        completed = await client.post("/agui/mcp/complete", json=typed)
+    assert completed.json() == answer
+
+
+async def test_templates_that_the_settings_leave_out_are_not_completed(monkeypatch):
+    in_this_process(monkeypatch, notes=notes_server())
+    agent = Agent(name="default", mcp_servers=[McpServer(name="notes", command=("notes",), only=frozenset({"count"}))])
+    async with (
+        serving(scripted("Hello."), agents=[agent]) as running,
+        httpx.AsyncClient(base_url=running.url) as client,
+    ):
+        typed = {"server": "notes", "argument": "day", "value": ""}
+        template = await client.post("/agui/mcp/complete", json={**typed, "uriTemplate": "notes://day/{day}"})
+        prompt = await client.post("/agui/mcp/complete", json={**typed, "prompt": "plan"})
+    assert template.status_code == 403 and "monday" not in template.text
+    assert prompt.json()["values"] == ["monday", "tuesday", "wednesday"]

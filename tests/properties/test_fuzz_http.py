@@ -114,7 +114,11 @@ OTHERS: dict[str, tuple[Wire, dict[str, Any]]] = {
     f"{THREAD}/feedback": ("agui", {"rating": 1, "text": "t", "messageId": "m", "position": 3}),
     "/ai-sdk/default/t/stop": ("agui", {}),
     "/agui/mcp/prompt": ("agui", {"server": "s", "name": "n", "arguments": {"a": "b"}}),
-    "/agui/mcp/resource": ("agui", {"server": "s", "uri": "file:///a"}),
+    "/agui/mcp/resource": ("agui", {"server": "s", "uri": "file:///{a}", "arguments": {"a": "b"}}),
+    "/agui/mcp/complete": (
+        "agui",
+        {"server": "s", "prompt": "n", "argument": "a", "value": "v", "arguments": {"b": "c"}},
+    ),
     "/agui/runs/r/cancel": ("agui", {}),
     "/agui/runs/r/pause": ("agui", {}),
     "/agui/runs/r/resume": ("agui", {}),

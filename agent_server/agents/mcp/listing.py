@@ -35,13 +35,14 @@ class ServerTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server offers. left_out: names of tools that cannot be offered, with the reasons. cut: why the list of
-    tools is incomplete."""
+    """What a server offers. completes: whether it suggests values for arguments. left_out: names of tools that cannot
+    be offered, with the reasons. cut: why the list of tools is incomplete."""
 
     tools: tuple[ServerTool, ...] = ()
     resources: tuple[Resource, ...] = ()
     templates: tuple[ResourceTemplate, ...] = ()
     prompts: tuple[Prompt, ...] = ()
+    completes: bool = False
     left_out: tuple[tuple[str, str], ...] = ()
     cut: str = ""
 
@@ -96,6 +97,7 @@ async def list_offers(client: Client, server: McpServer) -> Listing:
         resources=tuple(each for each in resources if not each.uri.startswith(SCHEME)),
         templates=templates,
         prompts=prompts,
+        completes=capabilities.completions is not None,
         left_out=tuple(left_out[:MOST_TOOLS]),
         cut=cut,
     )

@@ -419,6 +419,7 @@ class McpConnections:
                     "resources": [resource_object(each) for each in listing.resources if readable],
                     "resourceTemplates": [template_object(each) for each in listing.templates if readable],
                     "prompts": [prompt_object(each) for each in listing.prompts],
+                    "completions": listing.completes,
                     "leftOut": [{"name": name, "reason": reason} for name, reason in listing.left_out],
                 }
             )

@@ -41,6 +41,8 @@ LOOSE_PROPERTIES = 200
 """The limit of arguments that are kept of a schema that cannot be used as it is."""
 BLOCK_CHARACTERS = 64 * 2**10
 """The characters kept of a content block of an unknown type."""
+MOST_COMPLETIONS = 100
+"""MCP's own limit on the values that a server suggests for an argument."""
 _HEX = rb"[0-9a-fA-F]"
 _ESCAPE = re.compile(
     rb"\\\\|\\u[dD][89abAB]" + _HEX + rb"{2}\\u[dD][c-fC-F]" + _HEX + rb"{2}|\\u[dD][89a-fA-F]" + _HEX + rb"{2}"
@@ -140,6 +142,15 @@ def repair_result(method: str, version: str, result: Json) -> Json:
             listed = result.get(key)
             entries = listed if isinstance(listed, list) else []
             return {**result, key: [each for each in entries if _valid(method, version, {**result, key: [each]})]}
+        case "completion/complete":
+            completion = result.get("completion")
+            fields = completion if isinstance(completion, dict) else {}
+            suggested = fields.get("values")
+            values = [each for each in suggested if isinstance(each, str)] if isinstance(suggested, list) else []
+            if len(values) <= MOST_COMPLETIONS and _valid(method, version, result):
+                return result
+            has_more = fields.get("hasMore") is True or len(values) > MOST_COMPLETIONS
+            return {**result, "completion": {"values": values[:MOST_COMPLETIONS], "hasMore": has_more}}
         case "tasks/get" if isinstance(result.get("result"), dict):
             call: Json = {"resultType": "complete", **result["result"]}  # type: ignore[dict-item]
             return {**result, "result": repair_result("tools/call", version, call)}

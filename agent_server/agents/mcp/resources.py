@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from ag_ui.core import Tool as ToolDeclaration
 from mcp import MCPError
+from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 from mcp_types import (
     AudioContent,
     BlobResourceContents,
@@ -23,8 +24,10 @@ from mcp_types import (
     GetPromptResult,
     ImageContent,
     Prompt,
+    PromptReference,
     Resource,
     ResourceTemplate,
+    ResourceTemplateReference,
     TextContent,
     TextResourceContents,
 )
@@ -48,6 +51,8 @@ LISTED_CHARACTERS = 500
 """Characters of one resource in a list for a model."""
 CONTENT_BYTES = 4 * 2**20
 """The largest resource or prompt that is sent to a client."""
+COMPLETION_SECONDS = 5.0
+"""The most time for suggested values: a person types on meanwhile."""
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -203,10 +208,16 @@ def resource_object(resource: Resource) -> dict[str, object]:
 
 
 def template_object(template: ResourceTemplate) -> dict[str, object]:
-    """Return a template of resources (RFC 6570) in the form for clients."""
+    """Return a template of resources (RFC 6570) in the form for clients, without variables if it is unreadable."""
+    try:
+        parsed = UriTemplate.parse(template.uri_template)
+        names, optional = parsed.variable_names, parsed.query_variable_names
+    except InvalidUriTemplate:
+        names, optional = [], frozenset()
     return {
         "uriTemplate": template.uri_template, "name": template.name, "title": template.title,
         "description": template.description, "mimeType": template.mime_type,
+        "variables": [{"name": each, "required": each not in optional} for each in names],
     }  # fmt: skip
 
 
@@ -214,10 +225,8 @@ async def messages_of_prompt(
     connection: McpConnection, name: str, arguments: dict[str, str], seconds: float
 ) -> dict[str, object]:
     """Fill in a prompt and return it as AG-UI messages. Raises RequestError."""
-    listing = await _within(connection, connection.tools(), seconds)
-    prompt = next((each for each in listing.prompts if each.name == name), None)
-    if prompt is None:
-        raise RequestError("not_found", f"The MCP server {connection.server.name} has no prompt {name!r}.", "name")
+    seconds = connection.server.time_limit or seconds
+    prompt = _prompt_named(name, connection, await _within(connection, connection.tools(), seconds))
     missing = [each.name for each in prompt.arguments or () if each.required and not arguments.get(each.name)]
     if missing:
         raise RequestError("invalid_request", f"The prompt {name} needs {', '.join(missing)}.", "arguments")
@@ -241,15 +250,70 @@ async def messages_of_prompt(
     return _check_size({"description": result.description, "messages": messages})
 
 
-async def content_of_resource(connection: McpConnection, uri: str, seconds: float) -> dict[str, object]:
-    """Return a resource as parts of a message's content. Raises RequestError."""
+async def content_of_resource(
+    connection: McpConnection, uri: str, seconds: float, arguments: dict[str, str] | None = None
+) -> dict[str, object]:
+    """Return a resource as parts of a message's content. arguments: the variables of a `uri` that is a template. Raises
+    RequestError."""
+    _check_readable(connection)
+    if arguments:
+        try:
+            template = UriTemplate.parse(uri)
+        except InvalidUriTemplate as error:
+            raise RequestError("invalid_request", f"This template cannot be filled in: {error}", "uri") from None
+        missing = [
+            each
+            for each in template.variable_names
+            if each not in template.query_variable_names and not arguments.get(each)
+        ]
+        if missing:
+            raise RequestError("invalid_request", f"The template needs {', '.join(missing)}.", "arguments")
+        uri = template.expand(arguments)
+    result = await _within(connection, connection.read(uri), connection.server.time_limit or seconds)
+    return _check_size({"uri": uri, "content": [resource_part(each) for each in result.contents]})
+
+
+async def completions_for(
+    connection: McpConnection,
+    ref: PromptReference | ResourceTemplateReference,
+    argument: str,
+    value: str,
+    arguments: dict[str, str],
+    seconds: float,
+) -> dict[str, object]:
+    """Return the values that a server suggests for an argument of a prompt, or for a variable of a resource template.
+
+    value: what was typed so far. arguments: the other arguments that have a value. Raises RequestError.
+    """
+    name, seconds = connection.server.name, min(connection.server.time_limit or seconds, COMPLETION_SECONDS)
+    listing = await _within(connection, connection.tools(), seconds)
+    if not listing.completes:
+        raise RequestError("not_found", f"The MCP server {name} does not suggest values for arguments.", "server")
+    if isinstance(ref, PromptReference):
+        if all(each.name != argument for each in _prompt_named(ref.name, connection, listing).arguments or ()):
+            raise RequestError("not_found", f"The prompt {ref.name} has no argument {argument!r}.", "argument")
+    else:
+        _check_readable(connection)
+        if all(each.uri_template != ref.uri for each in listing.templates):
+            raise RequestError("not_found", f"The MCP server {name} has no template {ref.uri!r}.", "uriTemplate")
+    others = {key: each for key, each in arguments.items() if each and key != argument}
+    completion = await _within(connection, connection.complete(ref, argument, value, others), seconds)
+    return _check_size({"values": completion.values, "total": completion.total, "hasMore": completion.has_more is True})
+
+
+def _prompt_named(name: str, connection: McpConnection, listing: Listing) -> Prompt:
+    prompt = next((each for each in listing.prompts if each.name == name), None)
+    if prompt is None:
+        raise RequestError("not_found", f"The MCP server {connection.server.name} has no prompt {name!r}.", "name")
+    return prompt
+
+
+def _check_readable(connection: McpConnection) -> None:
     name = connection.server.name
     if not connection.server.offers(reader_name(name)):
         raise RequestError(
             "forbidden", f"The settings of the MCP server {name} do not allow reading its resources.", "uri"
         )
-    result = await _within(connection, connection.read(uri), seconds)
-    return _check_size({"uri": uri, "content": [resource_part(each) for each in result.contents]})
 
 
 def _check_size(answer: dict[str, object]) -> dict[str, object]:
@@ -259,8 +323,8 @@ def _check_size(answer: dict[str, object]) -> dict[str, object]:
 
 
 async def _within(connection: McpConnection, work: Awaitable[T], seconds: float) -> T:
-    """Await a server's answer within its time limit. Raises RequestError if it refuses or does not answer."""
-    name, seconds = connection.server.name, connection.server.time_limit or seconds
+    """Await a server's answer for so many seconds. Raises RequestError if it refuses or does not answer."""
+    name = connection.server.name
     try:
         async with asyncio.timeout(seconds):
             return await work

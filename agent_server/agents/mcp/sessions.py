@@ -24,14 +24,17 @@ from mcp_types import (
     CONNECTION_CLOSED,
     HEADER_MISMATCH,
     CallToolResult,
+    Completion,
     ElicitRequestParams,
     ElicitResult,
     GetPromptResult,
     InputRequiredResult,
     InputResponses,
     PromptListChangedNotification,
+    PromptReference,
     ReadResourceResult,
     ResourceListChangedNotification,
+    ResourceTemplateReference,
     TaskMetadata,
     ToolListChangedNotification,
 )
@@ -477,6 +480,20 @@ class McpConnection:
     async def prompt(self, name: str, arguments: dict[str, str]) -> GetPromptResult:
         """Fill in a prompt. Raises as `call` does."""
         return await self._request(lambda session: session.client.get_prompt(name, arguments), lambda: True)
+
+    async def complete(
+        self,
+        ref: PromptReference | ResourceTemplateReference,
+        argument: str,
+        value: str,
+        arguments: dict[str, str],
+    ) -> Completion:
+        """Return the values that the server suggests for an argument, given the others. Raises as `call` does."""
+        typed = {"name": argument, "value": value}
+        result = await self._request(
+            lambda session: session.client.complete(ref, typed, arguments or None), lambda: True
+        )
+        return result.completion
 
     def abandon_task(self, task: str) -> None:
         """Tell the server, in the background, that a task's result is no longer needed."""

@@ -26,7 +26,7 @@ from adapters import tokenize as tokenizing
 from adapters.request_fields import Field
 from agent_server.http.openapi import answers
 from agent_server.http.routes.health_routes import ReplicaChange
-from agent_server.http.routes.mcp_routes import PromptRequest, ResourceRequest
+from agent_server.http.routes.mcp_routes import CompletionRequest, PromptRequest, ResourceRequest
 from agent_server.http.routes.models_routes import AdapterRecord, ModelAction, ModelChange, NewAdapter
 from agent_server.http.routes.threads_routes import Branch, Change, Erased, MessageFeedback
 from agent_server.models.pool import ModelState
@@ -215,6 +215,16 @@ AGUI: Mapping[tuple[str, str], Operation] = {
         "A resource of an MCP server, as content for a message",
         body=ResourceRequest,
         answer=Free("", {"uri": TEXT, "content": LIST}, ("uri", "content")),
+    ),
+    ("POST", "/agui/mcp/complete"): Operation(
+        "AG-UI",
+        "Values that an MCP server suggests for an argument of a prompt or a variable of a resource template",
+        body=CompletionRequest,
+        answer=Free(
+            "",
+            {"values": LIST, "total": {"type": ["integer", "null"]}, "hasMore": {"type": "boolean"}},
+            ("values", "total", "hasMore"),
+        ),
     ),
     ("GET", "/.well-known/agent-card.json"): Operation("Agents", "The first agent's A2A card", answer=Free("A card.")),
     ("GET", "/a2a/{agent}/.well-known/agent-card.json"): Operation(

@@ -49,7 +49,11 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewp
 
 
 PROMPT_HINT = 'The body must be {"server": name, "name": prompt name, "arguments": {name: text}}'
-RESOURCE_HINT = 'The body must be {"server": name, "uri": resource URI}'
+RESOURCE_HINT = 'The body must be {"server": name, "uri": resource URI}, with "arguments" if that is a template'
+COMPLETION_HINT = (
+    'The body must be {"server": name, "argument": name, "value": text} with either "prompt": name or "uriTemplate": '
+    'template, and may have "arguments": {name: text}'
+)
 
 
 class PromptRequest(msgspec.Struct, frozen=True):
@@ -61,10 +65,25 @@ class PromptRequest(msgspec.Struct, frozen=True):
 
 
 class ResourceRequest(msgspec.Struct, frozen=True):
-    """A resource of an MCP server."""
+    """A resource of an MCP server. arguments: the values of the variables, if `uri` is a template."""
 
     server: str
     uri: str
+    arguments: dict[str, str] = {}
+
+
+class CompletionRequest(msgspec.Struct, frozen=True, rename="camel"):
+    """An argument of a prompt or a variable of a resource template, with what was typed so far.
+
+    arguments: the other ones that have a value, on which a server's suggestions may depend.
+    """
+
+    server: str
+    argument: str
+    value: str
+    prompt: str = ""
+    uri_template: str = ""
+    arguments: dict[str, str] = {}
 
 
 def page(title: str, text: str, link: str = "", status: int = 200) -> Response:
@@ -95,7 +114,19 @@ def routes(server: Server) -> list[BaseRoute]:
 
         body = await read_struct(request, ResourceRequest, server.settings.http.max_body, RESOURCE_HINT)
         connection, seconds = connection_of(body.server), server.settings.tools.seconds
-        return json_response(await content_of_resource(connection, body.uri, seconds))
+        return json_response(await content_of_resource(connection, body.uri, seconds, body.arguments))
+
+    async def complete(request: Request) -> Response:
+        from mcp_types import PromptReference, ResourceTemplateReference
+
+        from agent_server.agents.mcp.resources import completions_for
+
+        body = await read_struct(request, CompletionRequest, server.settings.http.max_body, COMPLETION_HINT)
+        if bool(body.prompt) == bool(body.uri_template):
+            raise RequestError("invalid_request", f"{COMPLETION_HINT}.", "prompt")
+        ref = PromptReference(name=body.prompt) if body.prompt else ResourceTemplateReference(uri=body.uri_template)
+        connection, seconds = connection_of(body.server), server.settings.tools.seconds
+        return json_response(await completions_for(connection, ref, body.argument, body.value, body.arguments, seconds))
 
     async def callback(request: Request) -> Response:
         """Finish a sign-in: an authorization server redirects the user's browser here.
@@ -130,6 +161,7 @@ def routes(server: Server) -> list[BaseRoute]:
         Route("/agui/mcp", guarded(servers)),
         Route("/agui/mcp/prompt", guarded(prompt), methods=["POST"]),
         Route("/agui/mcp/resource", guarded(resource), methods=["POST"]),
+        Route("/agui/mcp/complete", guarded(complete), methods=["POST"]),
         Route(CALLBACK, guarded(callback)),
         *mcp_server_routes(server),
     ]
