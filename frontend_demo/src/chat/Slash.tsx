@@ -9,8 +9,8 @@ import "../styles/slash.css";
 
 interface Argument {
   name: string;
-  title: string | null;
-  description: string | null;
+  title?: string | null;
+  description?: string | null;
   required: boolean;
 }
 
@@ -18,29 +18,40 @@ interface Server {
   name: string;
   prompts: { name: string; title: string | null; description: string | null; arguments: Argument[] }[];
   resources: { uri: string; name: string; title: string | null; description: string | null }[];
+  resourceTemplates: { uriTemplate: string; name: string; title: string | null; description: string | null; variables: Argument[] }[];
+  /** Whether it suggests values for arguments. */
+  completions: boolean;
 }
 
-/** One line of the list. A resource has its URI. */
+/** One line of the list. A resource has its URI, a template the URI with variables. */
 export interface Entry {
   server: string;
   name: string;
   about: string;
   uri?: string;
   form: Schema;
+  completions?: boolean;
 }
 
-/** Prompts first, each with the form for its arguments. */
+const TYPING_MS = 150;
+
+const formOf = (args: readonly Argument[]): Schema => ({
+  properties: Object.fromEntries(args.map(({ name, title, description }) => [name, { type: "string", title: [title ?? name, description ?? ""].filter(Boolean).join(": ") }])),
+  required: args.filter(({ required }) => required).map(({ name }) => name),
+});
+
+/** Prompts first, then resources, then templates that can be filled in, with the form for their arguments. */
 export function entriesOf(servers: readonly Server[]): Entry[] {
-  const prompts = servers.flatMap(({ name: server, prompts }) => prompts.map((prompt): Entry => ({
+  const prompts = servers.flatMap(({ name: server, prompts, completions }) => prompts.map((prompt): Entry => ({
     server, name: prompt.name, about: [prompt.title ?? "", prompt.description ?? ""].filter(Boolean).join(": ") || server,
-    form: {
-      properties: Object.fromEntries(prompt.arguments.map(({ name, title, description }) => [name, { type: "string", title: [title ?? name, description ?? ""].filter(Boolean).join(": ") }])),
-      required: prompt.arguments.filter(({ required }) => required).map(({ name }) => name),
-    },
+    form: formOf(prompt.arguments), completions,
   })));
   const resources = servers.flatMap(({ name: server, resources }) => resources.map((one): Entry => (
     { server, name: one.title ?? one.name, about: one.description ?? one.uri, uri: one.uri, form: {} })));
-  return [...prompts, ...resources];
+  const templates = servers.flatMap(({ name: server, resourceTemplates, completions }) => resourceTemplates
+    .filter(({ variables }) => variables.length)
+    .map((one): Entry => ({ server, name: one.title ?? one.name, about: one.description ?? one.uriTemplate, uri: one.uriTemplate, form: formOf(one.variables), completions })));
+  return [...prompts, ...resources, ...templates];
 }
 
 /** Those whose name has the words: first the names that begin with them. */
@@ -63,6 +74,8 @@ export function Slash({ words, onMessages, onContent, onClose }: Props) {
   const [at, setAt] = useState(0);
   const [chosen, setChosen] = useState<Entry | null>(null);
   const [values, setValues] = useState<Values>({});
+  const [typing, setTyping] = useState("");
+  const [suggestions, setSuggestions] = useState<{ [name: string]: readonly string[] }>({});
   const [wrong, setWrong] = useState("");
   const matches = matchingEntries(entries, words);
   const selected = Math.min(at, matches.length - 1);
@@ -75,6 +88,24 @@ export function Slash({ words, onMessages, onContent, onClose }: Props) {
     return () => void (current = false);
   }, []);
   useEffect(() => setAt(0), [words]);
+  useEffect(() => {
+    if (!chosen?.completions || !typing) return;
+    const outdated = new AbortController();
+    const timer = setTimeout(() => {
+      const ref = chosen.uri === undefined ? { prompt: chosen.name } : { uriTemplate: chosen.uri };
+      const body = { server: chosen.server, ...ref, argument: typing, value: values[typing] ?? "", arguments: values };
+      ask("agui/mcp/complete", { method: "POST", body: JSON.stringify(body), signal: outdated.signal })
+        .then(async (response) => {
+          const { values: suggested } = (await response.json()) as { values: string[] };
+          if (!outdated.signal.aborted) setSuggestions((now) => ({ ...now, [typing]: [...new Set(suggested)] }));
+        })
+        .catch(() => undefined); // the form works without suggestions
+    }, TYPING_MS);
+    return () => {
+      clearTimeout(timer);
+      outdated.abort();
+    };
+  }, [chosen, typing, values]);
 
   const post = (path: string, body: object, then: (answer: never) => void) => {
     setWrong("");
@@ -86,13 +117,11 @@ export function Slash({ words, onMessages, onContent, onClose }: Props) {
       })
       .catch((error: Error) => setWrong(error.message));
   };
-  const use = (entry: Entry, args: Values) =>
-    post("agui/mcp/prompt", { server: entry.server, name: entry.name, arguments: args }, ({ messages }: { messages: Message[] }) => onMessages(messages));
-  const choose = (entry: Entry) => {
-    if (entry.uri !== undefined) post("agui/mcp/resource", { server: entry.server, uri: entry.uri }, ({ content }: { content: InputContent[] }) => onContent(content, entry.name));
-    else if (Object.keys(entry.form.properties ?? {}).length) setChosen(entry);
-    else use(entry, {});
+  const use = ({ server, name, uri }: Entry, args: Values) => {
+    if (uri === undefined) post("agui/mcp/prompt", { server, name, arguments: args }, ({ messages }: { messages: Message[] }) => onMessages(messages));
+    else post("agui/mcp/resource", { server, uri, arguments: args }, ({ content }: { content: InputContent[] }) => onContent(content, name));
   };
+  const choose = (entry: Entry) => (Object.keys(entry.form.properties ?? {}).length ? setChosen(entry) : use(entry, {}));
 
   // the keys go to the list as long as it shows something, and not to what is written
   const key = useRef((_: KeyboardEvent): void => undefined);
@@ -132,11 +161,11 @@ export function Slash({ words, onMessages, onContent, onClose }: Props) {
   if (chosen) {
     const missing = missingOf(chosen.form, values);
     return (
-      <section className="slash" aria-label={`The prompt ${chosen.name}`} ref={(box) => { if (box && !box.contains(document.activeElement)) box.querySelector<HTMLElement>(".field")?.focus(); }}
+      <section className="slash" aria-label={`The ${chosen.uri === undefined ? "prompt" : "resource"} ${chosen.name}`} ref={(box) => { if (box && !box.contains(document.activeElement)) box.querySelector<HTMLElement>(".field")?.focus(); }}
         onKeyDown={(event) => event.key === "Escape" && onClose()}>
-        <form onSubmit={submit}>
-          <p><b>/{chosen.name}</b> {chosen.about}</p>
-          <Form values={values} schema={chosen.form} edited={{}} onText={() => undefined} onChange={(name, value) => setValues((now) => ({ ...now, [name]: value }))} />
+        <form onSubmit={submit} onFocus={({ target }) => setTyping((target as HTMLElement as HTMLInputElement).name)}>
+          <p><b>{chosen.uri === undefined ? "/" : ""}{chosen.name}</b> {chosen.about}</p>
+          <Form values={values} schema={chosen.form} edited={{}} suggestions={suggestions} onText={() => undefined} onChange={(name, value) => setValues((now) => ({ ...now, [name]: value }))} />
           <div className="choices">
             <button className="button primary" disabled={missing.length > 0}>Use</button>
             <button type="button" className="button" onClick={onClose}>Cancel</button>

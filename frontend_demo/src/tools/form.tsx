@@ -1,6 +1,6 @@
 /** A form for a JSON schema's top-level properties; whatever is nested is edited as JSON. */
 
-import type { ReactNode } from "react";
+import { useId, type ReactNode } from "react";
 
 export type Schema = Record<string, unknown>;
 export type Values = Record<string, unknown>;
@@ -10,19 +10,21 @@ interface Props {
   values: Values;
   schema?: Schema | undefined;
   edited: Edited;
+  /** Values to offer for fields of one line. */
+  suggestions?: { [name: string]: readonly string[] };
   onChange: (name: string, value: unknown) => void;
   onText: (name: string, text: string, wrong: boolean) => void;
 }
 
 const LONG = 60;
 
-export function Form({ values, schema, edited, onChange, onText }: Props) {
+export function Form({ values, schema, edited, suggestions, onChange, onText }: Props) {
   const properties = (schema?.properties ?? {}) as Record<string, Schema>;
   const names = [...new Set([...Object.keys(properties), ...Object.keys(values)])];
   return (
     <div className="form">
       {names.map((name) => (
-        <Field key={name} name={name} value={values[name]} schema={properties[name]} raw={edited[name]} onChange={onChange} onText={onText} />
+        <Field key={name} name={name} value={values[name]} schema={properties[name]} raw={edited[name]} suggested={suggestions?.[name]} onChange={onChange} onText={onText} />
       ))}
     </div>
   );
@@ -49,19 +51,26 @@ interface FieldProps {
   value: unknown;
   schema: Schema | undefined;
   raw: Edited[string] | undefined;
+  suggested: readonly string[] | undefined;
   onChange: Props["onChange"];
   onText: Props["onText"];
 }
 
-function Field({ name, value, schema, raw, onChange, onText }: FieldProps) {
+function Field({ name, value, schema, raw, suggested, onChange, onText }: FieldProps) {
+  const list = useId();
   const title = typeof schema?.title === "string" ? schema.title : name;
   if (typeof value === "boolean" || schema?.type === "boolean") {
     return <label className="check"><input type="checkbox" checked={value === true} onChange={(event) => onChange(name, event.target.checked)} />{title}</label>;
   }
-  return <label>{title}{control({ name, value, schema, raw, onChange, onText })}</label>;
+  return (
+    <>
+      <label>{title}{control({ name, value, schema, raw, list: suggested && list, onChange, onText })}</label>
+      {suggested && <datalist id={list}>{suggested.map((one) => <option key={one} value={one} />)}</datalist>}
+    </>
+  );
 }
 
-function control({ name, value, schema, raw, onChange, onText }: FieldProps): ReactNode {
+function control({ name, value, schema, raw, list, onChange, onText }: Omit<FieldProps, "suggested"> & { list: string | undefined }): ReactNode {
   if (Array.isArray(schema?.enum)) {
     const options: unknown[] = schema.enum;
     return (
@@ -81,7 +90,7 @@ function control({ name, value, schema, raw, onChange, onText }: FieldProps): Re
   if (text.length > LONG || text.includes("\n") || /body|message|text|content/i.test(name)) {
     return <textarea className="field" rows={3} value={text} onChange={(event) => onChange(name, event.target.value)} />;
   }
-  return <input className="field" type="text" value={text} onChange={(event) => onChange(name, event.target.value)} />;
+  return <input className="field" type="text" name={name} list={list} autoComplete={list && "off"} value={text} onChange={(event) => onChange(name, event.target.value)} />;
 }
 
 function json(name: string, text: string, onChange: Props["onChange"], onText: Props["onText"]): void {
