@@ -91,7 +91,7 @@ from events.vocabulary import (
 _SAMPLING = sampling_fields("messages")
 FIELDS: dict[str, Field] = {
     **_SAMPLING,
-    "max_tokens": honoured("required; more than the context holds means what it leaves", INTEGER),
+    "max_tokens": honoured("required; limited to what the prompt leaves of the context", INTEGER),
     "messages": honoured("an assistant message at the end is a prefill", OBJECTS),
     "model": honoured("a name of `/v1/models`", STRING),
     "metadata": honoured("`user_id` is kept with the run", OBJECT),

@@ -71,7 +71,7 @@ _COMMON: dict[str, Field] = {
     "model": honoured("a name of `/api/tags`", STRING),
     "stream": honoured("true if absent", BOOLEAN),
     "format": honoured('"json", or a JSON schema', {"type": ["string", "object"]}),
-    "options": honoured("sampling parameters; `num_predict` is the most tokens of the answer", OBJECT),
+    "options": honoured("sampling parameters; `num_predict` is maximum number of tokens of the answer", OBJECT),
     "think": honoured("true, false, or an effort", {"type": ["boolean", "string"]}),
     "logprobs": honoured("reports each token's log probability", BOOLEAN),
     "top_logprobs": honoured("alternatives reported for each token", INTEGER),

@@ -49,7 +49,7 @@ FIELDS: dict[str, Field] = {
     "prompt": honoured("text, token ids, or a list of either", {"type": ["string", "array"]}),
     "model": honoured("a name of `/v1/models`", STRING),
     "best_of": refused("use `n`", neutral=(1,), schema=INTEGER),
-    "echo": honoured("with `logprobs` where the engine scores prompts, and then not while streaming", BOOLEAN),
+    "echo": honoured("with `logprobs` if the engine scores prompts, and then not while streaming", BOOLEAN),
     "max_tokens": honoured("16 if absent; 0 with `echo`", INTEGER),
     "n": honoured("answers to each prompt", INTEGER),
     "stream": honoured("", BOOLEAN),

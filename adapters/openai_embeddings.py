@@ -30,14 +30,14 @@ EmbeddingInput = str | tuple[int, ...]
 FIELDS: dict[str, Field] = {
     "input": honoured("text, token ids, or a list of either", {"type": ["string", "array"]}),
     "model": honoured("the embedding model's name", STRING),
-    "dimensions": honoured("keeps the vector's first numbers, scaled to the length 1", INTEGER),
+    "dimensions": honoured("keeps the vector's first numbers, normalised to length 1", INTEGER),
     "encoding_format": honoured('"float", or "base64" of little-endian float32', one_of("float", "base64")),
     "user": accepted("embeddings are not kept"),
     # what other open servers accept
     "truncate_prompt_tokens": honoured("keeps the first tokens; -1: as many as fit", INTEGER),
     "prompt_name": honoured("one of the model's prompts, put before each text; without it the model's default", STRING),
     "add_special_tokens": refused("the tokenizer says which the model was trained with", neutral=(True,)),
-    "priority": accepted("inputs are embedded in the order in which they come"),
+    "priority": accepted("inputs are embedded in the order of the request"),
     "request_id": accepted("the server names its requests itself"),
     "normalize": refused("the checkpoint determines it"),
 }

@@ -85,7 +85,7 @@ def read_fields(values: Mapping[str, object], fields: Mapping[str, Field]) -> di
 
 
 SCHEDULING: dict[str, Field] = {
-    "cache_salt": honoured("what is cached is found by requests with the same salt alone", STRING),
+    "cache_salt": honoured("cached prefixes are used only by requests with the same salt", STRING),
     "priority": honoured("scheduling priority: higher values run later; at least 0", INTEGER),
 }
 """Fields that control where and when a request is computed, on every wire."""
@@ -109,7 +109,7 @@ OTHER_SERVERS: dict[str, Field] = {
     "guided_regex": honoured("as `structured_outputs.regex`", STRING),
     "guided_choice": honoured("as `structured_outputs.choice`", STRINGS),
     "guided_grammar": honoured("as `structured_outputs.grammar`", STRING),
-    "guided_whitespace_pattern": ignored("JSON is written without a choice of white space"),
+    "guided_whitespace_pattern": ignored("the white space of JSON cannot be chosen"),
     "vllm_xargs": ignored("there are no such extensions"),
     "media_io_kwargs": ignored("media is decoded in one way"),
     "return_tokens_as_token_ids": honoured("log probabilities name tokens as `token_id:5`", BOOLEAN),

@@ -28,17 +28,17 @@ SHARED: dict[str, Field] = {
     "truncate_prompt_tokens": honoured("tokens of a query and its document; -1: as many as fit", INTEGER),
     "use_activation": honoured("false returns the logit instead of the activated score", BOOLEAN),
     "user": accepted("texts are not kept"),
-    "priority": accepted("pairs are scored in the order in which they come"),
+    "priority": accepted("pairs are scored in the order of the request"),
     "request_id": accepted("the server names its requests itself"),
 }
 RERANK_FIELDS: dict[str, Field] = {
     "query": honoured("the text that the documents are compared with", STRING),
     "documents": honoured("texts, or objects with a `text`", {"type": "array"}),
-    "top_n": honoured("how many of the best are answered; 0: all", INTEGER),
-    "return_documents": honoured("whether the results have the documents; true if absent", BOOLEAN),
+    "top_n": honoured("how many of the best results are returned; 0: all", INTEGER),
+    "return_documents": honoured("whether the results contain the documents; true if absent", BOOLEAN),
     "max_tokens_per_doc": ignored("a document is cut to what the model takes"),
     "max_chunks_per_doc": ignored("a document is not divided"),
-    "rank_fields": refused("of a document that is an object its `text` is read", neutral=(["text"], [])),
+    "rank_fields": refused("of a document that is an object, its `text` is read", neutral=(["text"], [])),
     **SHARED,
 }
 SCORE_FIELDS: dict[str, Field] = {

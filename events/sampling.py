@@ -78,7 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     top_p: Annotated[
         float | None,
         Parameter(
-            note="keeps the likeliest tokens that together have this probability",
+            note="keeps the most likely tokens that together have this probability",
             least=0, most=1, above=True, neutral=1.0, from_model=True, example=0.5,
         ),
     ] = None  # fmt: skip
@@ -89,7 +89,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     min_p: Annotated[
         float | None,
         Parameter(
-            note="drops tokens less likely than this part of the likeliest",
+            note="drops tokens that are less likely than this fraction of the most likely one",
             least=0, most=1, neutral=0.0, from_model=True, example=0.1,
         ),
     ] = None  # fmt: skip
@@ -102,7 +102,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     repetition_penalty: Annotated[
         float | None,
         Parameter(
-            note="divides the logits of tokens that prompt or answer hold",
+            note="divides the logits of tokens that are in the prompt or answer",
             least=0, most=100, above=True, neutral=1.0, from_model=True, example=1.1,
             names={"chat": _REPETITION, "completions": _REPETITION},
         ),
@@ -133,7 +133,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_tokens: Annotated[
         int | None,
         Parameter(
-            note="the most tokens of the answer", least=1, most=2**31 - 1, example=5,
+            note="maximum number of tokens of the answer", least=1, most=2**31 - 1, example=5,
             names={
                 "chat": ("max_tokens", "max_completion_tokens"),
                 "agui": ("max_tokens", "max_completion_tokens"),
@@ -142,8 +142,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             },
         ),
     ] = None  # fmt: skip
-    min_tokens: Annotated[int, Parameter(note="nothing ends the answer before", least=0, most=2**31 - 1, example=1)] = 0
-    ignore_eos: Annotated[bool, Parameter(note="the model's own end does not end the answer", example=True)] = False
+    min_tokens: Annotated[
+        int, Parameter(note="the answer has at least so many tokens", least=0, most=2**31 - 1, example=1)
+    ] = 0
+    ignore_eos: Annotated[bool, Parameter(note="the model's end token does not end the answer", example=True)] = False
     logprobs: Annotated[
         int | None,
         Parameter(
@@ -165,15 +167,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     bad_words: Annotated[
         tuple[str, ...],
-        Parameter(note="words that the answer must not hold, as tokens", items=256, example=("x",)),
+        Parameter(note="words that the answer must not contain, as tokens", items=256, example=("x",)),
     ] = ()
     allowed_token_ids: Annotated[
-        tuple[int, ...], Parameter(note="no other token comes, not even the end", example=(5,))
+        tuple[int, ...], Parameter(note="no other token is generated, not even the end token", example=(5,))
     ] = ()
     thinking_token_budget: Annotated[
         int | None,
         Parameter(
-            note="the most tokens of reasoning; the engine then closes it in the model's own words",
+            note="maximum number of tokens of reasoning; the engine then ends it with the model's own words",
             least=0, most=2**31 - 1, example=5, names={"completions": ()},
         ),
     ] = None  # fmt: skip
@@ -181,7 +183,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_speculative_tokens: Annotated[
         int | None,
         Parameter(
-            note="the most tokens guessed ahead for a step; 0 is none. Answers do not change, only their speed",
+            note="maximum number of tokens predicted speculatively in a step; 0 is none. It only changes the speed",
             least=0, most=32, neutral=0, example=8,
         ),
     ] = None  # fmt: skip

@@ -105,7 +105,7 @@ FIELDS: dict[str, Field] = {
     ),
     "top_logprobs": honoured("with `include`", {"type": "integer", "minimum": 0, "maximum": 20}),
     "user": honoured("kept with the run", STRING),
-    "client_metadata": accepted("read by nothing here", OBJECT),
+    "client_metadata": accepted("not used by this server", OBJECT),
     "prompt_cache_key": accepted("prefixes are cached by content; the key is not used"),
     "prompt_cache_retention": accepted("prefixes stay cached while there is room"),
     "prompt_cache_options": accepted("prefixes are cached by content; breakpoints are not used"),
