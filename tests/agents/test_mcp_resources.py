@@ -12,7 +12,7 @@ import httpx
 import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.resources import TextResource
-from mcp_types import CallToolResult, Completion, TextContent
+from mcp_types import CallToolResult, Completion, CompletionArgument, TextContent
 from pydantic import BaseModel
 
 from agent_server.agents import Agent, McpServer
@@ -241,7 +241,7 @@ async def test_suggestions_of_a_server_that_has_none_or_hangs_or_fails(monkeypat
             return f"What is to be done on {day}?"
 
     @hanging.completion()
-    async def complete(ref: object, argument: object, context: object) -> Completion:
+    async def complete(ref: object, argument: CompletionArgument, context: object) -> Completion:
         if argument.value == "fail":
             raise ValueError("a fault")
         await asyncio.Event().wait()

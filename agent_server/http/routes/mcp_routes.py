@@ -124,7 +124,9 @@ def routes(server: Server) -> list[BaseRoute]:
         body = await read_struct(request, CompletionRequest, server.settings.http.max_body, COMPLETION_HINT)
         if bool(body.prompt) == bool(body.uri_template):
             raise RequestError("invalid_request", f"{COMPLETION_HINT}.", "prompt")
-        ref = PromptReference(name=body.prompt) if body.prompt else ResourceTemplateReference(uri=body.uri_template)
+        ref: PromptReference | ResourceTemplateReference = ResourceTemplateReference(uri=body.uri_template)
+        if body.prompt:
+            ref = PromptReference(name=body.prompt)
         connection, seconds = connection_of(body.server), server.settings.tools.seconds
         return json_response(await completions_for(connection, ref, body.argument, body.value, body.arguments, seconds))
 
