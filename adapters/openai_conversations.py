@@ -26,15 +26,24 @@ def is_conversation(id: str) -> bool:
     return id.startswith(PREFIX)
 
 
+class PendingApproval(msgspec.Struct, frozen=True):
+    """A conversation's last response, which asked for approvals. item_id: its last item."""
+
+    response_id: str
+    item_id: str
+
+
 class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A stored conversation. items: in wire form, each with a type and an id. created: seconds since the epoch. number:
-    the count of all items ever added, from which new ids are made."""
+    the count of all items ever added, from which new ids are made. pending: None if the last response asked for no
+    approval."""
 
     id: str
     created: int
     metadata: dict[str, str] = {}
     items: list[Item] = []
     number: int = 0
+    pending: PendingApproval | None = None
 
     def with_items(self, items: Sequence[Item]) -> ConversationRecord:
         """Return the conversation with more items at the end; those without an id get one."""
@@ -46,6 +55,18 @@ class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
         older = [item for item in self.items if item["id"] not in new_ids]
         number = self.number + len(added)
         return msgspec.structs.replace(self, items=[*older, *added], number=number)
+
+    def with_response(self, response_id: str, added: Sequence[Item], output: Sequence[Item]) -> ConversationRecord:
+        """Return the conversation with a response's input and output."""
+        asks = any(item["type"] == "mcp_approval_request" for item in output)
+        pending = PendingApproval(response_id, output[-1]["id"]) if asks else None
+        return msgspec.structs.replace(self.with_items([*added, *output]), pending=pending)
+
+    def answered_until(self) -> int:
+        """Return the number of items up to the end of the response that asked for approvals; 0 if there is none, or if
+        its last item was deleted."""
+        last = self.pending.item_id if self.pending is not None else None
+        return next((index + 1 for index, item in enumerate(self.items) if item["id"] == last), 0)
 
     def item(self, item_id: str) -> Item:
         """Return an item by its id. Raises RequestError("not_found")."""

@@ -190,17 +190,20 @@ def parse(
     media: Collection[str] = (),
     items: Items = MappingProxyType({}),
     before: Sequence[Mapping[str, object]] = (),
+    answered_until: int = 0,
     open_seal: OpenSeal = no_seals,
 ) -> Inbound:
     """Read a Responses body. `with_history` then adds the messages of a previous response. Raises RequestError.
 
     items: the items that the input refers to, see `referenced`. before: the items of the conversation that it names.
+    answered_until: the number of those items up to the end of the response that waits for approvals, if one does.
     open_seal: reads the content of a compaction item.
     """
     values = read_fields(read_object(body, limits, shape=_ResponsesHead), FIELDS)
     return read_values(
-        values, new_id=new_id, limits=limits, media=media, items=items, before=before, open_seal=open_seal
-    )
+        values, new_id=new_id, limits=limits, media=media, items=items, before=before,
+        answered_until=answered_until, open_seal=open_seal,
+    )  # fmt: skip
 
 
 def read_values(
@@ -211,6 +214,7 @@ def read_values(
     media: Collection[str],
     items: Items,
     before: Sequence[Mapping[str, object]] = (),
+    answered_until: int = 0,
     open_seal: OpenSeal = no_seals,
 ) -> Inbound:
     """As `parse`, for fields that are checked already. An `input` of None adds no messages."""
@@ -218,6 +222,11 @@ def read_values(
     tools = read_tools(declared.specs, limits)
     options, flags = _options(values, tools)
     items_of_input = values["input"] if isinstance(values["input"], list) else []
+    approvals = _approvals(items_of_input)
+    if flags.conversation and approvals:
+        if not answered_until:
+            raise wrong("input", "answers no approval request of the conversation's last response")
+        before = before[answered_until:]
     updates = _updates([*before, *items_of_input])
     options = _apply_updates(options, updates)
     labels = tuple(server.label for server in declared.servers)
@@ -227,12 +236,13 @@ def read_values(
     flags = msgspec.structs.replace(flags, forms=declared.forms, updates=updates, mcp=labels)
     if flags.background and not flags.store:
         raise wrong("background", "needs store: the answer could not be fetched")
+    continues = bool(flags.previous or (flags.conversation and approvals))
     placed: list[Placed] = []
     if values["input"] is not None:
         placed = read_input(
             values["input"], new_id=new_id, limits=limits, media=media, items=items, before=before, open_seal=open_seal
         )
-        if not (placed or flags.previous or options.compact):
+        if not (placed or continues or options.compact):
             raise wrong("input", "has no message, call or result that this server reads")
     instructions = values.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
@@ -240,16 +250,16 @@ def read_values(
     run = RunAgentInput(
         thread_id=sealed_thread(values["input"]) or new_id("thread"),
         run_id=new_id("run"),
-        messages=[] if flags.previous else put_in_order(placed, new_id, id_field="call_id"),
+        messages=[] if continues else put_in_order(placed, new_id, id_field="call_id"),
         tools=tools.tools,
         context=[],
         state={},
         forwarded_props={},
-        resume=_approvals(items_of_input),
+        resume=approvals,
     )
     pending = PendingMessages(inbound_messages=placed, instructions=instructions)
     inbound = Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
-    if flags.previous:
+    if continues:
         return msgspec.structs.replace(inbound, extra=Continuation(flags=flags, pending=pending))
     return _with_instructions(inbound, pending, new_id)
 
@@ -285,7 +295,8 @@ class PendingMessages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Continuation(msgspec.Struct, frozen=True, kw_only=True):
-    """`Inbound.extra` of a request with `previous_response_id`; `with_history` turns it into ResponseFlags."""
+    """`Inbound.extra` of a request with `previous_response_id`, or with approvals in a conversation; `with_history`
+    turns it into ResponseFlags."""
 
     flags: ResponseFlags
     pending: PendingMessages

@@ -19,6 +19,7 @@ from openai import AsyncOpenAI
 
 from agent_server.engines.scripted import Script
 from tests.agents.models import call
+from tests.conformance.test_agent_loops import TOKENIZER
 from tests.server import Running, scripted, serving
 
 SECRET = "tok-5ecret"
@@ -131,6 +132,81 @@ async def test_a_call_waits_for_the_approval_that_the_request_wants(box: McpProc
         )
         with pytest.raises(openai.BadRequestError):
             await client.responses.create(input=[{**approval, "approval_request_id": "mcpr_no"}], **asked)
+
+
+def approval(request: Any, **decision: Any) -> Any:
+    return {"type": "mcp_approval_response", "approval_request_id": request.id, **decision}
+
+
+async def ask(client: AsyncOpenAI, stream: bool, asked: dict[str, Any]) -> Any:
+    """The response, from its last event if it is streamed."""
+    answer: Any = await client.responses.create(stream=stream, **asked)
+    if not stream:
+        return answer
+    last = [event async for event in answer][-1]
+    assert last.type == "response.completed"
+    return last.response
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_continues_after_an_approval(box: McpProcess, stream: bool) -> None:
+    scripts = [
+        Script(text=f"Adding.{call('box__add', a=1, b=1)}"), Script(text="Two."),
+        Script(text=call("box__add", a=9, b=9)), Script(text="Not."), Script(text="Bye."),
+    ]  # fmt: skip
+    engine = scripted(scripts)
+    async with serving(engine, mcp_allow=(box.url,)) as running, openai_client(running) as client:
+        conversation = (await client.conversations.create(items=[{"role": "user", "content": "Be brief."}])).id
+        asked = {"model": "default", "conversation": conversation, "tools": [tool(box, require_approval="always")]}
+
+        first = await ask(client, stream, {"input": "Sum up.", **asked})
+        request = first.output[-1]
+        assert request.type == "mcp_approval_request" and first.status == "completed"
+        listed = await client.conversations.items.retrieve(request.id, conversation_id=conversation)
+        assert (listed.type, listed.name, listed.arguments) == ("mcp_approval_request", "add", '{"a": 1, "b": 1}')
+
+        await client.conversations.items.create(conversation, items=[{"role": "user", "content": "a later note"}])
+        second = await ask(client, stream, {"input": [approval(request, approve=True)], **asked})
+        made = next(item for item in second.output if item.type == "mcp_call")
+        assert (made.name, made.output, second.output_text) == ("add", "2", "Two.")
+        assert second.conversation.id == conversation
+        prompt = TOKENIZER.decode(list(engine.requests[1].prompt_token_ids))
+        texts = ["Be brief.", "Sum up.", "Adding.", '"a": 1', "a later note"]
+        assert [prompt.count(text) for text in ("Be brief.", "Adding.", "a later note")] == [1, 1, 1]
+        assert sorted(texts, key=prompt.index) == texts
+
+        with pytest.raises(openai.BadRequestError, match="no approval request"):  # it is answered already
+            await ask(client, False, {"input": [approval(request, approve=True)], **asked})
+        third = await ask(client, stream, {"input": "again", **asked})
+        denial = approval(third.output[-1], approve=False, reason="too much")
+        fourth = await ask(client, stream, {"input": [denial], **asked})
+        refused = next(item for item in fourth.output if item.type == "mcp_call")
+        assert refused.status == "failed" and "too much" in str(refused.error) and fourth.output_text == "Not."
+        assert (await ask(client, stream, {"input": "bye", **asked})).output_text == "Bye."
+        kinds = [item.type async for item in client.conversations.items.list(conversation, order="asc")]
+    assert [kind for kind in kinds if kind not in ("message", "mcp_list_tools")] == [
+        "mcp_approval_request", "mcp_approval_response", "mcp_call",
+        "mcp_approval_request", "mcp_approval_response", "mcp_call",
+    ]  # fmt: skip
+    last = TOKENIZER.decode(list(engine.requests[-1].prompt_token_ids))
+    assert last.count('"a": 1') == last.count('"a": 9') == 1 and "too much" in last
+
+
+async def test_an_approval_request_that_left_its_conversation_cannot_be_answered(box: McpProcess) -> None:
+    scripts = [Script(text=call("box__add", a=1, b=1)), Script(text=call("box__add", a=1, b=1)), Script(text="Hm.")]
+    async with serving(scripted(scripts), mcp_allow=(box.url,)) as running, openai_client(running) as client:
+        for leaving in ("deleted", "continued"):
+            conversation = (await client.conversations.create()).id
+            asked: Any = {"model": "default", "conversation": conversation}
+            tools = [tool(box, require_approval="always")]
+            first = await client.responses.create(input="go", tools=tools, **asked)
+            request: Any = first.output[-1]
+            if leaving == "deleted":
+                await client.conversations.items.delete(request.id, conversation_id=conversation)
+            else:
+                assert (await client.responses.create(input="never mind", **asked)).output_text == "Hm."
+            with pytest.raises(openai.BadRequestError, match="no approval request"):
+                await client.responses.create(input=[approval(request, approve=True)], tools=tools, **asked)
 
 
 async def test_a_call_that_nobody_can_be_asked_about_is_not_made(box: McpProcess) -> None:

@@ -68,13 +68,15 @@ class Conversations:
             raise RequestError("not_found", "There is no such conversation.", "conversation")
         return msgspec.convert(stored, ConversationRecord)
 
-    async def add(self, tenant: str, conversation_id: str, items: Sequence[Item]) -> None:
+    async def add(
+        self, tenant: str, conversation_id: str, response_id: str, added: Sequence[Item], output: Sequence[Item]
+    ) -> None:
         """Add a response's input and output items. Limits do not apply, since the client has the response already.
 
         A conversation that was deleted meanwhile stays deleted.
         """
         with contextlib.suppress(RequestError):
-            await self.put(tenant, conversation_id, lambda record: record.with_items(items))
+            await self.put(tenant, conversation_id, lambda record: record.with_response(response_id, added, output))
 
     def lock(self, tenant: str, conversation_id: str) -> Callable[[], None]:
         """Lock a conversation against other changes. Returns the function that unlocks it. Raises RequestError."""

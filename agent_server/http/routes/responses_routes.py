@@ -233,8 +233,12 @@ class Responses:
         recent: an unstored response that it may continue.
         """
         named = conversation_of(body)
-        before = (await self.conversations.find(request.state.tenant, named)).items if named else []
-        return await self._conversation(request, body, partial(openai_responses.parse, before=before), recent)
+        if named is None:
+            return await self._conversation(request, body, openai_responses.parse, recent)
+        record = await self.conversations.find(request.state.tenant, named)
+        parse = partial(openai_responses.parse, before=record.items, answered_until=record.answered_until())
+        pending = record.pending.response_id if record.pending is not None else None
+        return await self._conversation(request, body, parse, recent, pending)
 
     async def _conversation(
         self,
@@ -242,8 +246,12 @@ class Responses:
         body: bytes,
         parse: Callable[..., Inbound],
         recent: ResponseRecord | None = None,
+        pending: str | None = None,
     ) -> Inbound:
-        """Parse a request, with the items of stored responses that it refers to and the response that it continues."""
+        """Parse a request, with the items of stored responses that it refers to and the response that it continues.
+
+        pending: the response of a conversation that a request with approvals continues.
+        """
         tenant, size = request.state.tenant, len(body)
         items: dict[str, dict[str, object]] = {}  # unknown ones are omitted
         responses: dict[str, ResponseRecord | None] = {}
@@ -261,10 +269,11 @@ class Responses:
         )  # fmt: skip
         if not isinstance(inbound.extra, Continuation):
             return inbound
-        previous = inbound.extra.flags.previous or ""
+        previous = inbound.extra.flags.previous
         record = recent if recent is not None and recent.id == previous else None
         if record is None:
-            record = await self._record(tenant, previous, "previous_response_id")
+            param = "previous_response_id" if previous else "conversation"
+            record = await self._record(tenant, previous or pending or "", param)
         if record.is_in_progress:
             raise RequestError("invalid_request", "The previous response is not complete.", "previous_response_id")
         history: list[Message] = await collect_yielding(each_model(record.messages))
@@ -318,8 +327,9 @@ class Responses:
             await self._save(run.tenant, record)
             if record.flags.conversation and record.response["status"] in ("completed", "incomplete"):
                 input_items = [item for item in record.flags.items if item.get("type") != TRIGGER]
-                new_items = [*input_items, *record.response["output"]]
-                await self.conversations.add(run.tenant, record.flags.conversation, new_items)
+                await self.conversations.add(
+                    run.tenant, record.flags.conversation, record.id, input_items, record.response["output"]
+                )
         except Exception:
             logger.exception("a response could not be stored")
 
