@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from ag_ui.core import (
     RunAgentInput,
     SystemMessage,
     TextPart,
+    Tool,
     ToolCall,
     ToolMessage,
     UrlSource,
@@ -65,7 +67,7 @@ from adapters.request_fields import (
     sampling_fields,
 )
 from adapters.request_options import SAMPLING, check_tool_choice, read_options, response_format
-from adapters.request_tools import ToolList, ToolSpec, read_tools
+from adapters.request_tools import ToolList, ToolSpec, declarations_text, read_tools
 from adapters.sse import json_bytes, json_string
 from events.metadata import is_cut
 from events.options import SEPARATOR, GenerationOptions, OptionError, SamplingParams, ToolChoice
@@ -163,7 +165,7 @@ def parse_count(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, 
 def _inbound(values: dict[str, object], new_id: NewId, limits: Limits, media: Collection[str]) -> Inbound:
     turns: list[MessageParam] = convert(values["messages"], list[MessageParam], "messages")
     tools = anthropic_tools(values.get("tools"), turns, limits)
-    messages = read_turns(turns, new_id=new_id, limits=limits, media=media)
+    messages = read_turns(turns, new_id=new_id, limits=limits, media=media, deferred=tools.deferred)
     if system := system_text(values.get("system")):
         messages.insert(0, SystemMessage(id=new_id("msg"), content=system))
     options, flags = _options(values, tools, messages, turns)
@@ -283,22 +285,23 @@ def anthropic_tools(value: object, turns: Sequence[MessageParam], limits: Limits
     """Return the tools that are available after the last of these turns. Raises RequestError."""
     declared: list[AnthropicTool] = convert(value, list[AnthropicTool], "tools") if value is not None else []
     searched = any(isinstance(tool.type, str) and tool.type.startswith(HOSTED_SEARCH) for tool in declared)
-    added, removed = _changes(turns)
+    added, removed, described = _changes(turns)
     specs: list[ToolSpec] = []
     for index, tool in enumerate(declared):
         if tool.type == "mcp_toolset":  # read with the servers
             continue
         name = str(tool.name)
-        deferred = tool.defer_loading is True and not searched and name not in added
-        spec = None if deferred or name in removed else _spec(tool, f"tools.{index}")
+        deferred = tool.defer_loading is True and not searched
+        unloaded = deferred and name not in added
+        spec = None if unloaded or name in removed else _spec(tool, f"tools.{index}")
         if spec is not None:
-            specs.append(spec)
+            specs.append(spec._replace(deferred=deferred and name in described))
     names = {str(spec.name) for spec in specs}
     for name, tool in added.items():
         defined = tool.input_schema is not None or tool.type is not None
         spec = _spec(tool, "messages.tool_addition") if defined and name not in names else None
         if spec is not None:
-            specs.append(spec)
+            specs.append(spec._replace(deferred=name in described))
     return read_tools(specs, limits)
 
 
@@ -324,12 +327,13 @@ def _spec(tool: AnthropicTool, at: str) -> ToolSpec | None:
     raise wrong(f"{at}.type", "must be a string")
 
 
-def _changes(turns: Sequence[MessageParam]) -> tuple[dict[str, AnthropicTool], set[str]]:
-    """Return the tools that the conversation has added, by reference or by definition, and the names it has
-    removed."""
+def _changes(turns: Sequence[MessageParam]) -> tuple[dict[str, AnthropicTool], set[str], set[str]]:
+    """Return the tools that the conversation has added, by reference or by definition, the names it has removed, and
+    those that the prompt describes where the conversation adds them."""
     added: dict[str, AnthropicTool] = {}
     removed: set[str] = set()
-    for block in _change_blocks(turns):
+    described: set[str] = set()
+    for block, is_described in _change_blocks(turns):
         change = block.get("tool")
         match block.get("type"):
             case "tool_reference":
@@ -346,20 +350,27 @@ def _changes(turns: Sequence[MessageParam]) -> tuple[dict[str, AnthropicTool], s
                 continue
         added[str(tool.name)] = tool
         removed.discard(str(tool.name))
-    return added, removed
+        if is_described:
+            described.add(str(tool.name))
+    return added, removed, described
 
 
-def _change_blocks(turns: Sequence[MessageParam]) -> Iterator[dict[str, Any]]:
-    """Return the blocks of these turns, including those in tool results."""
+def _change_blocks(turns: Sequence[MessageParam]) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Return the blocks of these turns, including those in tool results, and whether the prompt describes a tool where
+    the block is. It does not in an assistant's message, nor in one that is dropped later."""
     for turn in turns:
+        stays = turn.role != "assistant" and turn.clear_at != "next_user_message"
         for block in turn.content if isinstance(turn.content, list) else ():
             if not isinstance(block, dict):
                 continue
-            yield block
+            yield block, stays
             inner = block.get("content")
             if isinstance(inner, dict):  # a result of the service's own tool search
                 inner = inner.get("tool_references")
-            yield from (each for each in inner if isinstance(each, dict)) if isinstance(inner, list) else ()
+            is_described = stays and block.get("type") == "tool_result"
+            for each in inner if isinstance(inner, list) else ():
+                if isinstance(each, dict):
+                    yield each, is_described
 
 
 _STRING: dict[str, object] = {"type": "string"}
@@ -444,15 +455,24 @@ class MessageParam(msgspec.Struct):
 
 
 def read_turns(
-    turns: Sequence[MessageParam], *, new_id: NewId, limits: Limits, media: Collection[str] = ()
+    turns: Sequence[MessageParam],
+    *,
+    new_id: NewId,
+    limits: Limits,
+    media: Collection[str] = (),
+    deferred: Mapping[str, Tool] = MappingProxyType({}),
 ) -> list[Message]:
-    """Convert the messages of a request. Raises RequestError("invalid_request") with the block's position."""
+    """Convert the messages of a request. Raises RequestError("invalid_request") with the block's position.
+
+    deferred: the tools that are described where the conversation adds them, so that the prompt's beginning, with the
+    declared tools, stays unchanged and cached.
+    """
     if not turns:
         raise wrong("messages", "must not be empty")
     if len(turns) > limits.messages:
         raise wrong("messages", f"must have at most {limits.messages} items")
     turn_start = current_turn_start(turn.role for turn in turns)
-    reader = _ContentReader(new_id, limits)
+    reader = _ContentReader(new_id, limits, deferred)
     placed: list[Placed] = []
     for i, turn in enumerate(turns):
         # A system message that applies to a single user turn is dropped when that turn has ended.
@@ -492,28 +512,48 @@ def _text(block: dict[str, Any], at: str) -> str:
 
 
 class _ContentReader:
-    def __init__(self, new_id: NewId, limits: Limits) -> None:
+    def __init__(self, new_id: NewId, limits: Limits, deferred: Mapping[str, Tool]) -> None:
         self._new_id = new_id
         self._limits = limits
+        self._deferred = deferred
 
     def read(self, turn: MessageParam, at: str, media: Collection[str]) -> Iterable[Message]:
         """Convert one turn. media: kinds of content that are accepted in a user turn."""
+        changes = turn.content if isinstance(turn.content, list) else ()
+        additions: list[str] = []
+        for change in changes:
+            tool = change.get("tool") if isinstance(change, dict) and change.get("type") == "tool_addition" else None
+            named = tool.get("definition", tool) if isinstance(tool, dict) else None
+            if isinstance(named, dict) and str(named.get("name")) in self._deferred:
+                additions.append(self._addition(str(named["name"])))
         if turn.role == "system":
             text = system_text(turn.content, f"{at}.content")
-            return [SystemMessage(id=self._new_id("msg"), content=text)] if text or not turn.content else []
+            messages: list[Message] = []
+            if text or not turn.content:
+                messages.append(SystemMessage(id=self._new_id("msg"), content=text))
+            if additions:  # not as a system message, since templates may have those only at the beginning
+                messages.append(UserMessage(id=self._new_id("msg"), content="\n".join(additions)))
+            return messages
         blocks = _blocks(turn.content, f"{at}.content", self._limits.parts)
         places = [
             (block, f"{at}.content.{i}") for i, block in enumerate(blocks) if block.get("type") not in TOOL_CHANGES
         ]
-        if blocks and not places:
+        if blocks and not places and not (additions and turn.role == "user"):
             return []
         if turn.role == "assistant":
             return self._assistant(places)
         results = [self._result(block, place) for block, place in places if block.get("type") == "tool_result"]
         parts = self._parts([each for each in places if each[0].get("type") != "tool_result"], media)
+        parts += [TextPart(text=addition) for addition in additions]
         if parts or not results:
             return [*results, UserMessage(id=self._new_id("msg"), content=_simple(parts))]
         return results
+
+    def _addition(self, name: str) -> str:
+        """Return the text for a tool that can be called from here on."""
+        tool = self._deferred.get(name)
+        declaration = "." if tool is None else f":\n{declarations_text([tool])}"
+        return f"The tool {name} can be called now{declaration}"
 
     def _result(self, block: dict[str, object], at: str) -> ToolMessage:
         call_id = self._name(block.get("tool_use_id"), f"{at}.tool_use_id")
@@ -621,7 +661,7 @@ class _ContentReader:
                     text = system_text(block.get("content"), f"{at}.content")
                     parts.append(TextPart(text=f"{title} ({block.get('source')})\n{text}"))
                 case {"type": "tool_reference"}:
-                    parts.append(TextPart(text=f"The tool {block.get('tool_name')} can be called now."))
+                    parts.append(TextPart(text=self._addition(str(block.get("tool_name")))))
                 case {"type": str(kind)} if kind.startswith(SERVICE_BLOCKS):
                     notes_of_request().warn(f"{at} is left out: this server reads no {kind} blocks.")
                 case _:

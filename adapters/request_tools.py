@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,11 +15,12 @@ import msgspec
 from ag_ui.core import Tool
 
 from adapters.body import Limits, known_only, mapping, one_of, string, wrong
+from events.options import DEFERRED
 
 
 class ToolSpec(NamedTuple):
     """A function as a wire declares it. parameters: a JSON schema. at: its path in the request. custom: it takes text,
-    as its argument `input`. grammar: the Lark grammar of that text."""
+    as its argument `input`. grammar: the Lark grammar of that text. deferred: the prompt does not declare it."""
 
     name: Any
     description: object
@@ -28,6 +29,7 @@ class ToolSpec(NamedTuple):
     at: str
     custom: bool = False
     grammar: str | None = None
+    deferred: bool = False
 
 
 class ToolList(NamedTuple):
@@ -41,6 +43,11 @@ class ToolList(NamedTuple):
     @property
     def names(self) -> frozenset[str]:
         return frozenset(tool.name for tool in self.tools)
+
+    @property
+    def deferred(self) -> dict[str, Tool]:
+        """The tools that the prompt does not declare, by name."""
+        return {tool.name: tool for tool in self.tools if (tool.metadata or {}).get(DEFERRED)}
 
 
 def read_tools(specs: list[ToolSpec], limits: Limits, at: str = "tools") -> ToolList:
@@ -59,7 +66,10 @@ def read_tools(specs: list[ToolSpec], limits: Limits, at: str = "tools") -> Tool
             raise wrong(f"{spec.at}.parameters", "must be a JSON schema object")
         if spec.parameters is not None and len(msgspec.json.encode(spec.parameters)) > limits.schema:
             raise wrong(f"{spec.at}.parameters", f"must be at most {limits.schema} bytes of JSON")
-        tools.append(Tool(name=spec.name, description=spec.description or "", parameters=spec.parameters))
+        metadata = {DEFERRED: True} if spec.deferred else None
+        tools.append(
+            Tool(name=spec.name, description=spec.description or "", parameters=spec.parameters, metadata=metadata)
+        )
     earlier_names: set[str] = set()
     for tool, spec in zip(tools, specs, strict=True):
         if tool.name in earlier_names:
@@ -68,6 +78,12 @@ def read_tools(specs: list[ToolSpec], limits: Limits, at: str = "tools") -> Tool
     strict = frozenset(spec.name for spec in specs if spec.strict is True)
     custom = frozenset(spec.name for spec in specs if spec.custom)
     return ToolList(tools, strict, custom, {spec.name: spec.grammar for spec in specs if spec.grammar is not None})
+
+
+def declarations_text(tools: Iterable[Tool]) -> str:
+    """Return the text by which a search's result describes tools to the model."""
+    keys = {"name", "description", "parameters"}
+    return json.dumps([tool.model_dump(include=keys) for tool in tools], ensure_ascii=False)
 
 
 INPUT = "input"

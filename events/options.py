@@ -50,6 +50,9 @@ SEPARATOR = "__"
 SEARCH_LABEL = "web_search"
 """The label of the MCP server that answers a request's hosted web search."""
 
+DEFERRED = "agent_server/deferred"
+"""Key in the metadata of a tool that the prompt does not declare, since the result of a tool search describes it."""
+
 
 class RequestedMcp(msgspec.Struct, frozen=True, kw_only=True):
     """An MCP server that a request names.

@@ -7,14 +7,16 @@ that OpenAI's service runs, such as `file_search`, are omitted with a warning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
+from ag_ui.core import Tool
 
 from adapters.body import convert, notes_of_request, wrong
 from adapters.mcp_request import openai_server, search_server
-from adapters.request_tools import ToolSpec, custom_spec
+from adapters.request_tools import ToolSpec, custom_spec, declarations_text
 from adapters.sse import json_bytes
 from events.options import SEPARATOR, RequestedMcp
 
@@ -64,8 +66,11 @@ class ClientTools(msgspec.Struct):
     servers: list[RequestedMcp] = []
 
 
-def read_client_tools(value: object, *, at: str = "tools", loaded: frozenset[str] = frozenset()) -> ClientTools:
-    """Read the `tools` of a request. loaded: names of deferred tools that a search has loaded. Raises RequestError."""
+def read_client_tools(
+    value: object, *, at: str = "tools", loaded: Mapping[str, bool] = MappingProxyType({})
+) -> ClientTools:
+    """Read the `tools` of a request. loaded: the deferred tools that items have added, see `tools_in_items`. Raises
+    RequestError."""
     declared: list[ClientTool] = convert(value, list[ClientTool], at) if value is not None else []
     searched = any(tool.type == "tool_search" and tool.execution == "client" for tool in declared)
     client_tools = ClientTools()
@@ -79,9 +84,9 @@ def read_client_tools(value: object, *, at: str = "tools", loaded: frozenset[str
             client_tools.servers.append(search_server(f"{at}.{index}"))
             continue
         for spec, form in _read(tool, f"{at}.{index}"):
-            if searched and tool.defer_loading is True and spec.name not in loaded:
+            if searched and spec.deferred and spec.name not in loaded:
                 continue
-            client_tools.specs.append(spec)
+            client_tools.specs.append(spec._replace(deferred=searched and spec.deferred and loaded[spec.name]))
             if form is not None and isinstance(spec.name, str):
                 client_tools.forms[spec.name] = form
     return client_tools
@@ -91,10 +96,12 @@ def _read(tool: ClientTool, at: str) -> Iterator[tuple[ToolSpec, ToolForm | None
     environment = tool.environment if isinstance(tool.environment, dict) else {}
     match tool.type:
         case "function":
-            yield ToolSpec(tool.name, tool.description, tool.parameters, tool.strict, at), None
+            spec = ToolSpec(tool.name, tool.description, tool.parameters, tool.strict, at)
+            yield spec._replace(deferred=tool.defer_loading is True), None
         case "custom":
             fields = {"name": tool.name, "description": tool.description, "format": tool.format}
-            yield custom_spec(fields, at), ToolForm("custom_tool_call", str(tool.name))
+            spec = custom_spec(fields, at)._replace(deferred=tool.defer_loading is True)
+            yield spec, ToolForm("custom_tool_call", str(tool.name))
         case "namespace":
             if not isinstance(tool.name, str) or not tool.name:
                 raise wrong(f"{at}.name", "must be the namespace's name")
@@ -103,7 +110,8 @@ def _read(tool: ClientTool, at: str) -> Iterator[tuple[ToolSpec, ToolForm | None
                 for spec, form in _read(each, f"{at}.tools.{index}"):
                     if not isinstance(spec.name, str):
                         raise wrong(f"{at}.tools.{index}.name", "must be a string")
-                    named = spec._replace(name=joined_name(tool.name, spec.name))
+                    deferred = spec.deferred or tool.defer_loading is True
+                    named = spec._replace(name=joined_name(tool.name, spec.name), deferred=deferred)
                     yield named, ToolForm("function_call" if form is None else form.item, spec.name, tool.name)
         case "tool_search" if tool.execution == "client":
             parameters = tool.parameters or _SEARCH
@@ -131,19 +139,37 @@ def joined_name(namespace: object, name: str) -> str:
     return f"{namespace}{SEPARATOR}{name}" if isinstance(namespace, str) and namespace else name
 
 
-def tools_in_items(items: object) -> tuple[list[object], frozenset[str]]:
-    """Return the tools that a conversation's items add (`tool_search_output`, `additional_tools`), and their names."""
+def tools_in_items(items: object) -> tuple[list[object], dict[str, bool]]:
+    """Return the tools that a conversation's items add (`tool_search_output`, `additional_tools`), and for each name
+    whether the prompt describes the tool where the item is: so it does for the results of the client's searches."""
     entries: list[object] = []
+    names: dict[str, bool] = {}
     for item in items if isinstance(items, list) else ():
-        if isinstance(item, dict) and item.get("type") in ("tool_search_output", "additional_tools"):
-            tools = item.get("tools")
-            entries += tools if isinstance(tools, list) else []
-    names = {str(each.get("name")) for each in entries if isinstance(each, dict)}
-    for each in entries:
-        inner = each.get("tools") if isinstance(each, dict) and each.get("type") == "namespace" else None
-        if isinstance(each, dict) and isinstance(inner, list):
-            names |= {joined_name(each.get("name"), str(tool.get("name"))) for tool in inner if isinstance(tool, dict)}
-    return entries, frozenset(names)
+        if not isinstance(item, dict) or item.get("type") not in ("tool_search_output", "additional_tools"):
+            continue
+        tools = item.get("tools")
+        described = item["type"] == "tool_search_output" and item.get("call_id") is not None
+        for each in tools if isinstance(tools, list) else ():
+            entries.append(each)
+            if not isinstance(each, dict):
+                continue
+            inner = each.get("tools") if each.get("type") == "namespace" else None
+            added = [str(each.get("name"))]
+            if isinstance(inner, list):
+                added += [joined_name(each.get("name"), str(t.get("name"))) for t in inner if isinstance(t, dict)]
+            for name in added:
+                names.setdefault(name, described)
+    return entries, names
+
+
+def found_tools(items: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the tools that the results of the client's searches have, by the id of the search's call."""
+    outputs = (item for item in items if isinstance(item, dict) and item.get("type") == "tool_search_output")
+    return {
+        str(item["call_id"]): item["tools"]
+        for item in outputs
+        if item.get("call_id") is not None and isinstance(item.get("tools"), list)
+    }
 
 
 def call_item(form: ToolForm, arguments: str) -> dict[str, Any] | None:
@@ -198,8 +224,11 @@ def _without_nulls(value: object, *others: str) -> dict[str, object]:
     return {name: each for name, each in entries if each is not None and name not in others}
 
 
-def output_of(item: Mapping[str, Any]) -> tuple[object, str] | None:
-    """Return the call's id and the text of a result; None for an item that is not a result of these tools."""
+def output_of(item: Mapping[str, Any], deferred: Mapping[str, Tool]) -> tuple[object, str] | None:
+    """Return the call's id and the text of a result; None for an item that is not a result of these tools.
+
+    deferred: the tools that are described in the result of the search that found them.
+    """
     match item.get("type"):
         case "local_shell_call_output":
             return item.get("call_id") or item.get("id"), _text(item.get("output"))
@@ -212,6 +241,8 @@ def output_of(item: Mapping[str, Any]) -> tuple[object, str] | None:
             return item.get("call_id"), str(status or "completed")
         case "tool_search_output":
             names = sorted(tools_in_items([item])[1])
+            if tools := [deferred[name] for name in names if name in deferred]:
+                return item.get("call_id"), declarations_text(tools)
             return item.get("call_id"), f"Tools that can be called now: {', '.join(names)}" if names else "No tools."
     return None
 

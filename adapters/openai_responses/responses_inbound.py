@@ -23,6 +23,7 @@ from ag_ui.core import (
     RunAgentInput,
     SystemMessage,
     TextPart,
+    Tool,
     ToolCall,
     ToolMessage,
     UserMessage,
@@ -48,6 +49,7 @@ from adapters.openai_responses.client_tools import (
     ClientTools,
     ToolForm,
     call_of,
+    found_tools,
     joined_name,
     output_of,
     read_client_tools,
@@ -140,6 +142,7 @@ class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
     not part of the conversation. forms: those of tools that are not plain functions. updates: the settings of the
     conversation's `configuration_update` items, for the responses that continue it. mcp: labels of the MCP servers that
     the request names. approved_calls: name and arguments of the calls that wait for this request's approvals, by id.
+    found_tools: the tools that the conversation's searches found, by the id of the search's call.
     """
 
     echo: dict[str, Any] = {}
@@ -156,6 +159,7 @@ class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
     updates: dict[str, Any] = {}
     mcp: tuple[str, ...] = ()
     approved_calls: dict[str, tuple[str, str]] = {}
+    found_tools: dict[str, list[Any]] = {}
 
 
 class _ResponsesHead(msgspec.Struct):
@@ -218,30 +222,33 @@ def read_values(
     open_seal: OpenSeal = no_seals,
 ) -> Inbound:
     """As `parse`, for fields that are checked already. An `input` of None adds no messages."""
-    declared = _all_tools(values)
-    tools = read_tools(declared.specs, limits)
-    options, flags = _options(values, tools)
     items_of_input = values["input"] if isinstance(values["input"], list) else []
     approvals = _approvals(items_of_input)
-    if flags.conversation and approvals:
+    if values.get("conversation") and approvals:
         if not answered_until:
             raise wrong("input", "answers no approval request of the conversation's last response")
         before = before[answered_until:]
+    declared = _all_tools(values.get("tools"), [*before, *items_of_input])
+    tools = read_tools(declared.specs, limits)
+    options, flags = _options(values, tools)
     updates = _updates([*before, *items_of_input])
     options = _apply_updates(options, updates)
     labels = tuple(server.label for server in declared.servers)
     if len(set(labels)) < len(labels):
         raise wrong("tools", "must have MCP servers with unique labels")
     options = msgspec.structs.replace(options, mcp_servers=tuple(declared.servers))
-    flags = msgspec.structs.replace(flags, forms=declared.forms, updates=updates, mcp=labels)
+    flags = msgspec.structs.replace(
+        flags, forms=declared.forms, updates=updates, mcp=labels, found_tools=found_tools([*before, *items_of_input])
+    )
     if flags.background and not flags.store:
         raise wrong("background", "needs store: the answer could not be fetched")
     continues = bool(flags.previous or (flags.conversation and approvals))
     placed: list[Placed] = []
     if values["input"] is not None:
         placed = read_input(
-            values["input"], new_id=new_id, limits=limits, media=media, items=items, before=before, open_seal=open_seal
-        )
+            values["input"], new_id=new_id, limits=limits, media=media, items=items, before=before,
+            open_seal=open_seal, deferred=tools.deferred,
+        )  # fmt: skip
         if not (placed or continues or options.compact):
             raise wrong("input", "has no message, call or result that this server reads")
     instructions = values.get("instructions")
@@ -323,11 +330,11 @@ def with_history(
     thread_id: str,
     history: Sequence[Message],
     new_id: NewId,
-    updates: Mapping[str, object] = MappingProxyType({}),
+    earlier_flags: ResponseFlags,
 ) -> Inbound:
     """Add the conversation of the continued response before the request's own messages.
 
-    updates: the settings of that conversation's `configuration_update` items. Raises RequestError for a result whose
+    earlier_flags: those of that response. Raises RequestError for a result whose
     call is in neither.
     """
     waiting: Continuation = inbound.extra
@@ -348,9 +355,28 @@ def with_history(
         approved_calls = {
             call.id: (call.function.name, call.function.arguments) for call in calls if call.id not in answered
         }
-    updates = {**updates, **waiting.flags.updates}
-    flags = msgspec.structs.replace(waiting.flags, updates=updates, approved_calls=approved_calls)
-    whole = msgspec.structs.replace(inbound, input=run, options=_apply_updates(inbound.options, updates), extra=flags)
+    # A search's result that a compaction left out no longer describes its tools.
+    results = {message.tool_call_id for message in history if isinstance(message, ToolMessage)}
+    searches = {id: tools for id, tools in earlier_flags.found_tools.items() if id in results}
+    client_tools = read_client_tools([entry for entries in searches.values() for entry in entries])
+    declared_names = {tool.name for tool in run.tools or ()}
+    specs = {spec.name: spec._replace(deferred=True) for spec in client_tools.specs if spec.name not in declared_names}
+    tools = read_tools(list(specs.values()), DEFAULT_LIMITS)
+    run = run.model_copy(update={"tools": [*(run.tools or ()), *tools.tools]})
+    options = msgspec.structs.replace(
+        inbound.options,
+        strict_tools=inbound.options.strict_tools | tools.strict,
+        tool_grammars={**inbound.options.tool_grammars, **tools.grammars},
+    )
+    updates = {**earlier_flags.updates, **waiting.flags.updates}
+    flags = msgspec.structs.replace(
+        waiting.flags,
+        updates=updates,
+        approved_calls=approved_calls,
+        forms=client_tools.forms | waiting.flags.forms,
+        found_tools=searches | waiting.flags.found_tools,
+    )
+    whole = msgspec.structs.replace(inbound, input=run, options=_apply_updates(options, updates), extra=flags)
     return _with_instructions(whole, waiting.pending, new_id)
 
 
@@ -464,15 +490,15 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     return options, _flags(values, options, include, reasoning, shape)
 
 
-def _all_tools(values: Mapping[str, object]) -> ClientTools:
-    """Return the request's tools, and those that its items add."""
-    entries, names = tools_in_items(values.get("input"))
-    declared = read_client_tools(values.get("tools"), loaded=names)
+def _all_tools(tools: object, items: Sequence[Mapping[str, object]]) -> ClientTools:
+    """Return the request's tools, and those that the conversation's items add."""
+    entries, names = tools_in_items(items)
+    declared = read_client_tools(tools, loaded=names)
     declared_names = {str(spec.name) for spec in declared.specs}
     for index, spec in enumerate((added := read_client_tools(entries, at="input.tools")).specs):
         if str(spec.name) not in declared_names:
             declared_names.add(str(spec.name))
-            declared.specs.append(spec._replace(at=f"input.tools.{index}"))
+            declared.specs.append(spec._replace(at=f"input.tools.{index}", deferred=names.get(str(spec.name), False)))
     return ClientTools(declared.specs, added.forms | declared.forms, declared.servers)
 
 
@@ -609,11 +635,12 @@ def read_input(
     items: Items = MappingProxyType({}),
     before: Sequence[Mapping[str, object]] = (),
     open_seal: OpenSeal = no_seals,
+    deferred: Mapping[str, Tool] = MappingProxyType({}),
 ) -> list[Placed]:
     """Convert `input` to messages with their positions. Raises RequestError("invalid_request"), which names the item.
 
     items: the items that it may refer to. before: the items of the conversation that it continues. open_seal: reads
-    compaction items.
+    compaction items. deferred: the tools that the results of searches describe.
     """
     if isinstance(value, str) and before:
         value = [{"role": "user", "content": value}]
@@ -626,7 +653,7 @@ def read_input(
     if value[-1:] and isinstance(value[-1], dict) and value[-1].get("type") == TRIGGER:
         value = value[:-1]
     turn_start = current_turn_start(_role(item) for item in value)
-    reader = _ItemsReader(new_id, limits, items, open_seal)
+    reader = _ItemsReader(new_id, limits, items, open_seal, deferred)
     for item in before:
         reader.read(dict(item), "conversation", KINDS)
     for index, item in enumerate(value):
@@ -645,8 +672,11 @@ def _role(item: object) -> str:
 class _ItemsReader:
     """Converts items one by one into `messages`. `_turn` is the assistant message to which the next calls belong."""
 
-    def __init__(self, new_id: NewId, limits: Limits, items: Items, open_seal: OpenSeal) -> None:
+    def __init__(
+        self, new_id: NewId, limits: Limits, items: Items, open_seal: OpenSeal, deferred: Mapping[str, Tool]
+    ) -> None:
         self._items = items
+        self._deferred = deferred
         self._open_seal = open_seal
         self.messages: list[Placed] = []
         self._new_id = new_id
@@ -716,7 +746,7 @@ class _ItemsReader:
                 output = item.get("output") if item.get("error") is None else item["error"]
                 text = output if isinstance(output, str) else json_bytes(output).decode()
                 self._add(self._output({"call_id": item.get("id"), "output": text}, at), at)
-        elif (result := output_of(item)) is not None:
+        elif (result := output_of(item, self._deferred)) is not None:
             call_id, output = result
             self._add(self._output({"call_id": call_id, "output": output}, at), at)
         else:

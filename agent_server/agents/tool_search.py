@@ -15,17 +15,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from ag_ui.core import Message
 from ag_ui.core import Tool as ToolDeclaration
 
+from adapters.request_tools import declarations_text
 from agent_server.agents.running import CallResult, failure
 from agent_server.agents.server_tools import Tool
 from agent_server.agents.tool_context import ToolContext
+from events.options import DEFERRED
 
 SEARCH_TOOLS = "search_tools"
 RESULTS = 5
 """How many tools one search returns."""
 CHARACTERS_PER_TOKEN = 3.5
 """Approximate value for declarations in JSON."""
-DEFERRED = "agent_server/deferred"
-"""Key in the metadata of a tool's declaration that the prompt leaves out."""
 K1, B = 1.2, 0.75
 """BM25's term frequency saturation and length normalisation, at their usual values (Robertson and Zaragoza, The
 Probabilistic Relevance Framework, 2009)."""
@@ -128,8 +128,7 @@ class SearchCallee:
         tools = self._index.search(query.strip())
         if not tools:
             return failure(f"No tool matches {query[:200]!r}. Describe the task in other words.")
-        keys = {"name", "description", "parameters"}
-        return CallResult(content=json.dumps([tool.model_dump(include=keys) for tool in tools], ensure_ascii=False))
+        return CallResult(content=declarations_text(tools))
 
 
 def discovered(messages: Iterable[Message], index: ToolIndex) -> list[ToolDeclaration]:
@@ -147,8 +146,3 @@ def discovered(messages: Iterable[Message], index: ToolIndex) -> list[ToolDeclar
             names.update({each["name"]: None for each in results if isinstance(each, dict) and "name" in each})
     tools = (index.tools[name] for name in names if name in index.tools)
     return [tool.model_copy(update={"metadata": {**(tool.metadata or {}), DEFERRED: True}}) for tool in tools]
-
-
-def declared(tools: Iterable[ToolDeclaration]) -> list[ToolDeclaration]:
-    """The tools that the prompt declares."""
-    return [tool for tool in tools if not (tool.metadata or {}).get(DEFERRED)]

@@ -16,7 +16,6 @@ from agent_server.agents.conversation import Conversation
 from agent_server.agents.early_calls import ReadAhead, TurnRequest
 from agent_server.agents.guardrails import Forbidden, GuardedStream, check_documents
 from agent_server.agents.reasoning_policy import ReasoningPolicy
-from agent_server.agents.tool_search import declared
 from agent_server.agents.turn_output import EmitEvent, TurnMessages, TurnOutput
 from agent_server.engine_protocol.continuation import may_continue
 from agent_server.engine_protocol.protocol import (
@@ -309,9 +308,8 @@ class TurnTaker:
         messages = await self._model.intake.documents(input.messages, has_vision="image" in takes)
         if self._guarded is not None:
             await check_documents(self._guarded.guards, messages)
-        tools = declared(input.tools or ())
-        if messages != input.messages or len(tools) != len(input.tools or ()):
-            input = input.model_copy(update={"messages": messages, "tools": tools})
+        if messages != input.messages:
+            input = input.model_copy(update={"messages": messages})
         if takes:
             return await build(input, options, instructions, takes=takes, fits=fits)
         return await build(input, options, instructions, fits=fits)

@@ -481,7 +481,7 @@ def test_a_conversation_is_continued() -> None:
         [{"role": "user", "content": "u"}, {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}]
     ).input.messages
     counter = itertools.count(100)
-    whole = with_history(waiting, "thread", earlier, lambda prefix: f"{prefix}_{next(counter)}")
+    whole = with_history(waiting, "thread", earlier, lambda prefix: f"{prefix}_{next(counter)}", ResponseFlags())
     assert whole.input.thread_id == "thread"
     assert [message.role for message in whole.input.messages] == ["system", "user", "assistant", "tool"]
     assert len({message.id for message in whole.input.messages}) == 4
@@ -523,7 +523,7 @@ def test_a_configuration_update_holds_until_the_next() -> None:
     assert options.reasoning_effort == "high" and options.response_format is not None
     flags = read([high, hello]).extra
     waiting = read([low, hello], previous_response_id="resp_1")
-    continued = with_history(waiting, "t", [], lambda prefix: prefix, flags.updates)
+    continued = with_history(waiting, "t", [], lambda prefix: prefix, flags)
     assert continued.options.reasoning_effort == "low" and continued.options.response_format is not None
     assert continued.extra.updates == {"reasoning.effort": "low", "text.format": {"type": "json_object"}}
 

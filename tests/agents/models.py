@@ -15,6 +15,7 @@ from agent_server.engine_protocol.protocol import EngineError, EngineItem, Finis
 from agent_server.engines.scripted import Clock, Script, ScriptedEngine
 from agent_server.media.intake import Intake
 from agent_server.models.prompting.built_prompt import Prompt
+from agent_server.models.prompting.prompt import declared_tools
 from agent_server.settings import MediaLimits, OutputSettings
 from events.formats.output_format import OutputFormat
 from events.formats.registry import named
@@ -44,7 +45,7 @@ class JsonPrompts:
         told = {
             "instructions": instructions,
             "messages": [message.model_dump(mode="json", by_alias=True) for message in input.messages],
-            "tools": [tool.name for tool in input.tools or ()],
+            "tools": [tool.name for tool in declared_tools(input.tools or (), GenerationOptions())],
             "choice": options.tool_choice.mode,
             "thinking": options.thinking,
         }

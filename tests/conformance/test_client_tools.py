@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -131,6 +132,105 @@ async def test_a_deferred_tool_is_offered_once_a_search_has_found_it() -> None:
         before, *after = (prompt_of(running, request) for request in running.engine.requests)
     assert '"send"' not in before and '"tool_search"' in before
     assert all('"send"' in prompt for prompt in after)
+
+
+MANY = [{**SEND, "name": f"tool_{number}", "description": "A tool.", "defer_loading": True} for number in range(3)]
+LONG = "Send a mail to Ada. " + "She likes long mails. " * 40
+
+
+def shared(before: str, after: str) -> float:
+    """The share of the earlier prompt with which the later one begins."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
+    return len(list(same)) / len(before)
+
+
+async def test_the_tools_of_a_search_follow_the_conversation_on_responses() -> None:
+    search = {"type": "tool_search", "execution": "client", "description": "Find tools.", "parameters": None}
+    namespace = {**MAIL, "tools": [{**SEND, "defer_loading": True}]}
+    user: Any = {"role": "user", "content": LONG}
+    request = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {"query": "mail"}}
+    found = {"type": "tool_search_output", "call_id": "c", "execution": "client", "status": "completed"}
+    for tools, result in (
+        ([search, *MANY, {**SEND, "defer_loading": True}], SEND),
+        ([search, *MANY, namespace], namespace),
+        ([search], namespace),  # defined by the search alone
+    ):
+        history = [user, request, {**found, "tools": [result]}]
+        name = "send" if result is SEND else "mail__send"
+        script = [Script(text="No."), call(name, to="Ada"), Script(text="Sent.")]
+        async with serving(scripted(script)) as running, openai_of(running) as client:
+            asked: Any = {"model": "default", "tools": tools}
+            await client.responses.create(input=[user], **asked)
+            answer = await client.responses.create(input=history, **asked)
+            sent = answer.output[-1]
+            assert (sent.type, sent.name, json.loads(sent.arguments)) == ("function_call", "send", {"to": "Ada"})
+            output = {"type": "function_call_output", "call_id": sent.call_id, "output": "ok"}
+            await client.responses.create(input=[*history, sent.to_dict(), output], **asked)
+            first, second, third = (prompt_of(running, each) for each in running.engine.requests)
+            assert all("tool_0" not in prompt for prompt in (first, second, third))
+            assert f'"{name}"' not in first and f'"{name}"' in second.partition(LONG)[2]
+            assert shared(first, second) > 0.98 and shared(second, third) > 0.98
+
+
+async def test_the_tools_of_a_search_stay_while_stored_responses_are_continued() -> None:
+    search = {"type": "tool_search", "execution": "client", "description": "Find tools.", "parameters": None}
+    deferred = {**SEND, "defer_loading": True}
+    script = [call("tool_search", query="mail"), Script(text="Found."), call("send", to="Ada"), Script(text="Sent.")]
+    for way in ("previous_response_id", "conversation"):
+        async with serving(scripted(script)) as running, openai_of(running) as client:
+            asked: Any = {"model": "default", "tools": [search, deferred]}
+            if way == "conversation":
+                asked["conversation"] = (await client.conversations.create()).id
+
+            async def go(items: Any, last: Any = None, *, way: str = way, asked: Any = asked) -> Any:
+                past = {} if last is None or way == "conversation" else {"previous_response_id": last.id}
+                return await client.responses.create(input=items, **asked, **past)
+
+            first = await go(LONG)
+            found = {"type": "tool_search_output", "call_id": first.output[-1].call_id, "execution": "client"}
+            second = await go([{**found, "status": "completed", "tools": [deferred]}], first)
+            third = await go("Send it.", second)
+            sent = third.output[-1]
+            assert (sent.type, sent.name) == ("function_call", "send")
+            await go([{"type": "function_call_output", "call_id": sent.call_id, "output": "ok"}], third)
+            prompts = [prompt_of(running, each) for each in running.engine.requests]
+            assert len({prompt.partition(LONG)[0] for prompt in prompts}) == 1
+            # The template rewrites an earlier answer once the user has written again, so the third prompt differs.
+            assert shared(prompts[0], prompts[1]) > 0.98 and shared(prompts[2], prompts[3]) > 0.98
+            assert all(prompt.count('"send"') >= 1 for prompt in prompts[1:])
+            third_request = running.engine.requests[2]
+            assert third_request.constraint is not None and "send" in str(third_request.constraint)
+
+
+@pytest.mark.parametrize("wire", ["responses", "messages"])
+async def test_the_turn_after_a_search_finds_the_conversation_cached(wire: str) -> None:
+    async with (
+        serving(local=True) as running, openai_of(running) as openai_client, anthropic_of(running) as anthropic_client,
+    ):  # fmt: skip
+
+        async def usage(found: bool) -> tuple[int, int]:
+            """Tokens of the prompt, and those that were cached."""
+            user: Any = {"role": "user", "content": LONG}
+            if wire == "responses":
+                search: Any = {"type": "tool_search", "execution": "client", "description": "Find.", "parameters": None}
+                request = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {}}
+                output = {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": MANY}
+                answer = await openai_client.responses.create(
+                    model="default", input=[user, *([request, output] if found else [])], tools=[search, *MANY],
+                    max_output_tokens=1, store=False,
+                )  # fmt: skip
+                return answer.usage.input_tokens, answer.usage.input_tokens_details.cached_tokens
+            tools: Any = [FIND, *({**TOOL, "name": each["name"]} for each in MANY)]
+            references = [{"type": "tool_reference", "tool_name": each["name"]} for each in MANY]
+            result: Any = {"type": "tool_result", "tool_use_id": "t", "content": references}
+            history: Any = [user, *(SEARCHED[1:2] if found else []), *([{"role": "user", "content": [result]}] * found)]
+            made = await anthropic_client.messages.create(model="default", max_tokens=1, messages=history, tools=tools)
+            cached = made.usage.cache_read_input_tokens or 0
+            return made.usage.input_tokens + cached, cached
+
+        first, _ = await usage(found=False)
+        second, cached = await usage(found=True)
+    assert second > first + 60 and cached >= 0.9 * first
 
 
 @pytest.mark.parametrize("kind", ["web_search", "image_generation", "code_interpreter", "file_search"])

@@ -277,7 +277,7 @@ class Responses:
         if record.is_in_progress:
             raise RequestError("invalid_request", "The previous response is not complete.", "previous_response_id")
         history: list[Message] = await collect_yielding(each_model(record.messages))
-        return with_history(inbound, record.thread_id, history, new_id, record.flags.updates)
+        return with_history(inbound, record.thread_id, history, new_id, record.flags)
 
     def _identity(self, inbound: Inbound) -> ResponseIdentity:
         return ResponseIdentity(

@@ -34,7 +34,7 @@ from agent_server.settings import PromptSettings
 from events.formats import registry
 from events.formats.cards import CARDS
 from events.formats.output_format import OutputFormat, marker_ids, markers
-from events.options import GenerationOptions
+from events.options import DEFERRED, GenerationOptions
 from events.template.analyser import TemplateAnalysis, analyse
 from events.template.declarations import card_prompt, explain_tools, tool_declaration
 from events.template.environment import ChatTemplate
@@ -379,11 +379,12 @@ NO_TEMPLATE = (
 
 def declared_tools(tools: Sequence[Tool], options: GenerationOptions) -> list[Tool]:
     """Return the tools that the prompt declares: none for tool_choice "none", else the ones that the choice names, or
-    all."""
+    all. Those that a search's result describes are declared only if there are no others."""
     if options.tool_choice.mode == "none":
         return []
     names = options.tool_choice.names
-    return [tool for tool in tools if not names or tool.name in names]
+    chosen = [tool for tool in tools if not names or tool.name in names]
+    return [tool for tool in chosen if not (tool.metadata or {}).get(DEFERRED)] or chosen
 
 
 class _ToolPrompt(msgspec.Struct, frozen=True, kw_only=True):
