@@ -135,7 +135,7 @@ test-clients: setup ## Claude Code, Codex, OpenCode and Qwen Code do whole tasks
 	mkdir -p $(CLIENTS_ENV) && cp tests/clients/package.json $(CLIENTS_ENV)/
 	cd $(CLIENTS_ENV) && npm install --no-audit --no-fund --loglevel=error --ignore-scripts
 	cd $(CLIENTS_ENV) && for each in @anthropic-ai/claude-code/install.cjs opencode-ai/postinstall.mjs; do node node_modules/$$each; done
-	CLIENTS_ENV=$(abspath $(CLIENTS_ENV)) $(PY) -m pytest -m clients tests/clients
+	CLIENTS_ENV=$(abspath $(CLIENTS_ENV)) CLIENTS_MATRIX=docs/clients.md $(PY) -m pytest -m clients tests/clients
 
 .PHONY: test-clients
 

@@ -33,13 +33,15 @@ class CodingAgent:
     read the file, put `new` in the place of `old`, and show it."""
 
     name: str
+    title: str
+    wire: str
     arguments: Callable[[str, bool], list[str]]
     edits: Callable[[Path, str, str], list[Call]]
 
     @property
     def version(self) -> str:
         manifest = FOLDER / "node_modules" / PACKAGES[self.name] / "package.json"
-        return str(json.loads(manifest.read_text("utf-8"))["version"])
+        return str(json.loads(manifest.read_text("utf-8"))["version"]) if manifest.exists() else "not installed"
 
 
 def _codex(prompt: str, goes_on: bool) -> list[str]:
@@ -68,18 +70,18 @@ def _by_commands(file: Path, old: str, new: str) -> list[Call]:
 AGENTS = {
     agent.name: agent
     for agent in (
-        CodingAgent("codex", _codex, _by_commands),
-        CodingAgent("claude", _claude, lambda file, old, new: [
+        CodingAgent("codex", "Codex", "Responses", _codex, _by_commands),
+        CodingAgent("claude", "Claude Code", "Messages", _claude, lambda file, old, new: [
             ("Read", {"file_path": str(file)}),
             ("Edit", {"file_path": str(file), "old_string": old, "new_string": new}),
             ("Bash", {"command": f"cat {file.name}", "description": "Show the file"}),
         ]),
-        CodingAgent("opencode", _opencode, lambda file, old, new: [
+        CodingAgent("opencode", "OpenCode", "Chat Completions", _opencode, lambda file, old, new: [
             ("read", {"filePath": str(file)}),
             ("edit", {"filePath": str(file), "oldString": old, "newString": new}),
             ("bash", {"command": f"cat {file.name}", "description": "Show the file"}),
         ]),
-        CodingAgent("qwen", _qwen, lambda file, old, new: [
+        CodingAgent("qwen", "Qwen Code", "Chat Completions", _qwen, lambda file, old, new: [
             ("read_file", {"file_path": str(file)}),
             ("edit", {"file_path": str(file), "old_string": old, "new_string": new}),
             ("run_shell_command", {"command": f"cat {file.name}", "is_background": False}),

@@ -62,6 +62,7 @@ async def connected(agent: CodingAgent, folder: Path, model: Model) -> AsyncIter
         yield session, running
 
 
+@pytest.mark.cell("edit task", "resume")
 async def test_a_task_is_done_and_the_session_goes_on(agent: CodingAgent, tmp_path: Path) -> None:
     model = Model([])
     async with connected(agent, tmp_path, model) as (session, _):
@@ -77,6 +78,7 @@ async def test_a_task_is_done_and_the_session_goes_on(agent: CodingAgent, tmp_pa
     assert model.prompt().index("Make the colour blue.") < model.prompt().index("What was it before?")
 
 
+@pytest.mark.cell("stop")
 async def test_an_agent_that_is_stopped_leaves_no_run(agent: CodingAgent, tmp_path: Path) -> None:
     model = Model([Script(text="word " * 20_000, delay=0.01)])
     async with connected(agent, tmp_path, model) as (session, running):
@@ -96,6 +98,7 @@ async def test_an_agent_that_is_stopped_leaves_no_run(agent: CodingAgent, tmp_pa
                     await asyncio.sleep(0.05)
 
 
+@pytest.mark.cell("429")
 async def test_an_overloaded_server_is_asked_again(agent: CodingAgent, tmp_path: Path) -> None:
     busy = Script(text="x", fault=Fault(action="error", kind="rate_limited", message="Busy.", retryable=True))
     model = Model([busy, Script(text="Here I am.")])
@@ -103,9 +106,20 @@ async def test_an_overloaded_server_is_asked_again(agent: CodingAgent, tmp_path:
         assert "Here I am." in await session.run("Hello?")
 
 
+@pytest.mark.cell("dropped stream")
 async def test_a_stream_that_breaks_off_does_not_hang_the_agent(agent: CodingAgent, tmp_path: Path) -> None:
     broken = Script(text="Half an answer", fault=Fault(action="crash", after=2))
     model = Model([broken, Script(text="A whole answer.")])
     async with connected(agent, tmp_path, model) as (session, _):
         said = await session.run("Hello?")
     assert "A whole answer." in said or "error" in said.lower()
+
+
+@pytest.mark.cell("context full")
+async def test_a_full_context_does_not_hang_the_agent(agent: CodingAgent, tmp_path: Path) -> None:
+    """The agent compacts the conversation and asks again, or ends with the server's error."""
+    refusal = Fault(action="error", kind="context_length_exceeded", message="The prompt exceeds the context.")
+    model = Model([Script(text="x", fault=refusal), Script(text="A whole answer.")])
+    async with connected(agent, tmp_path, model) as (session, _):
+        said = await session.run("Hello?")
+    assert "A whole answer." in said or "context" in said.lower()
