@@ -9,7 +9,7 @@ import msgspec
 
 from adapters.body import DEFAULT_LIMITS, Lenient, Limits, convert, read_json, wrong
 from adapters.errors import RequestError
-from adapters.openai_responses.responses_inbound import read_input
+from adapters.openai_responses.input_items import read_input
 from adapters.openai_responses.stored import item_list
 from adapters.sse import json_bytes
 

@@ -19,7 +19,7 @@ from adapters.answer import Answer
 from adapters.body import DEFAULT_LIMITS, Inbound, Lenient, Limits, convert, optional, read_object, string, wrong
 from adapters.client_history import NewId, put_in_order
 from adapters.openai_chat import read_part
-from adapters.openai_responses.responses_inbound import read_input
+from adapters.openai_responses.input_items import read_input
 from adapters.request_fields import OBJECTS, STRING, Field, accepted, honoured, read_fields
 from adapters.sse import json_bytes
 from events.options import GenerationOptions, SamplingParams, ToolChoice

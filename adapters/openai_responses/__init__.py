@@ -1,15 +1,7 @@
 """OpenAI's Responses."""
 
-from adapters.openai_responses.responses_inbound import (
-    FIELDS,
-    TRIGGER,
-    Continuation,
-    ResponseFlags,
-    parse,
-    referenced,
-    response_of,
-    with_history,
-)
+from adapters.openai_responses.input_items import TRIGGER, referenced, response_of
+from adapters.openai_responses.responses_inbound import FIELDS, Continuation, ResponseFlags, parse, with_history
 from adapters.openai_responses.responses_outbound import (
     CreateResponse,
     ResponseIdentity,

@@ -18,7 +18,8 @@ from adapters.client_history import Seal, wrap
 from adapters.errors import RequestError, payload, row
 from adapters.mcp_request import split_tool_name
 from adapters.openai_responses.client_tools import CallKind, ToolForm, call_item
-from adapters.openai_responses.responses_inbound import APPROVAL_PREFIX, COMPACTION, ResponseFlags
+from adapters.openai_responses.input_items import COMPACTION
+from adapters.openai_responses.responses_inbound import APPROVAL_PREFIX, ResponseFlags
 from adapters.openai_tokens import chat_logprobs
 from adapters.request_tools import InputText
 from adapters.sse import json_bytes, json_string

@@ -21,7 +21,8 @@ from ag_ui.core import (
 from adapters.body import DEFAULT_LIMITS, Inbound, Limits, read_object, wrong
 from adapters.client_history import NewId
 from adapters.errors import RequestError
-from adapters.openai_responses.responses_inbound import COMPACTION, FIELDS, Items, OpenSeal, ResponseFlags, read_values
+from adapters.openai_responses.input_items import COMPACTION, Items, OpenSeal
+from adapters.openai_responses.responses_inbound import FIELDS, ResponseFlags, read_values
 from adapters.openai_responses.responses_outbound import usage_object
 from adapters.request_fields import STRING, Field, honoured, read_fields
 from adapters.sse import json_bytes
