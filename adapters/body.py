@@ -246,7 +246,15 @@ def convert(value: object, kind: type[T] | object, at: str) -> T:
     try:
         result: T = msgspec.convert(value, type=kind)
     except msgspec.ValidationError as error:
-        raise _field_error(error, at) from None
+        text, _, path = str(error).partition(" - at `$")
+        where = (at + _INDEX.sub(r".\1", path.rstrip("`"))).lstrip(".")
+        if unknown := _UNKNOWN.search(text):
+            raise wrong(f"{where}.{unknown['name'][:MAX_NAME]}".lstrip("."), "is not a known field") from None
+        if missing := _MISSING.search(text):
+            raise wrong(f"{where}.{missing['name']}".lstrip("."), "is required") from None
+        if expected := _EXPECTED.search(text):
+            raise wrong(where or "The body", f"must be of type {expected['kind']}") from None
+        raise wrong(where or "The body", "has a value that is not allowed") from None
     return result
 
 
@@ -276,18 +284,6 @@ def flag(values: dict[str, object], name: str, default: bool = False) -> bool:
     if not isinstance(value, bool):
         raise wrong(name, "must be true or false")
     return value
-
-
-def _field_error(error: msgspec.ValidationError, at: str) -> RequestError:
-    text, _, path = str(error).partition(" - at `$")
-    where = (at + _INDEX.sub(r".\1", path.rstrip("`"))).lstrip(".")
-    if unknown := _UNKNOWN.search(text):
-        return wrong(f"{where}.{unknown['name'][:MAX_NAME]}".lstrip("."), "is not a known field")
-    if missing := _MISSING.search(text):
-        return wrong(f"{where}.{missing['name']}".lstrip("."), "is required")
-    if expected := _EXPECTED.search(text):
-        return wrong(where or "The body", f"must be of type {expected['kind']}")
-    return wrong(where or "The body", "has a value that is not allowed")
 
 
 Reader = Callable[[str, object], object]

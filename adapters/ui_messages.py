@@ -290,7 +290,14 @@ class UiMessageStream:
                 self._state = apply_patch(self._state, delta)
                 return [{"type": "data-state", "id": "state", "data": self._state}]
             case ActivitySnapshot() | ActivityDelta():
-                return self._activity(event)
+                # The whole activity under one id, since the client replaces a data part by its id.
+                if isinstance(event, ActivitySnapshot):
+                    content: object = event.content
+                else:
+                    content = apply_patch(self._activities.get(event.message_id, ("", {}))[1], event.patch)
+                self._activities[event.message_id] = (event.activity_type, content)
+                activity = {"activityType": event.activity_type, "content": content}
+                return [{"type": "data-activity", "id": event.message_id, "data": activity}]
             case Custom():
                 data = {"name": event.name, "value": event.value}
                 return [{"type": "data-custom", "data": data, "transient": True}]
@@ -312,16 +319,6 @@ class UiMessageStream:
         ended: list[dict[str, Any]] = [{"type": "finish-step"}] if self._in_step else []
         self._in_step = False
         return ended
-
-    def _activity(self, event: ActivitySnapshot | ActivityDelta) -> list[dict[str, Any]]:
-        """Return the whole activity under one id, since the client replaces a data part by its id."""
-        if isinstance(event, ActivitySnapshot):
-            content: object = event.content
-        else:
-            content = apply_patch(self._activities.get(event.message_id, ("", {}))[1], event.patch)
-        self._activities[event.message_id] = (event.activity_type, content)
-        data = {"activityType": event.activity_type, "content": content}
-        return [{"type": "data-activity", "id": event.message_id, "data": data}]
 
     def _run_finished(self, event: RunFinished) -> list[dict[str, Any]]:
         chunks: list[dict[str, Any]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from types import ModuleType
 
@@ -11,26 +12,16 @@ OURS = "agent-server"
 def require_own(*packages: str) -> None:
     """Raise ImportError that names the colliding distribution if a package of ours is not ours."""
     for name in packages:
-        found = _imported(name)
-        if getattr(found, "DISTRIBUTION", None) != OURS:
+        package: ModuleType | None = None
+        with contextlib.suppress(Exception):  # that of another distribution may lack its dependencies
+            package = importlib.import_module(name)
+        if getattr(package, "DISTRIBUTION", None) != OURS:
+            from importlib.metadata import packages_distributions  # slow to import, and seldom needed
+
+            installers = packages_distributions().get(name, [])
+            others = sorted({installer for installer in installers if installer.lower() != OURS})
             raise ImportError(
-                f"The package {name!r} at {getattr(found, '__file__', None)} is not agent-server's: "
-                f"{_installers(name)} installed the same name over it. Uninstall that and reinstall agent-server, "
-                f"or give agent-server an environment of its own."
+                f"The package {name!r} at {getattr(package, '__file__', None)} is not agent-server's: "
+                f"{' and '.join(others) or 'another distribution'} installed the same name over it. Uninstall that and "
+                f"reinstall agent-server, or give agent-server an environment of its own."
             )
-
-
-def _imported(name: str) -> ModuleType | None:
-    """The module; None where it cannot be imported, as somebody else's without its dependencies."""
-    try:
-        return importlib.import_module(name)
-    except Exception:
-        return None
-
-
-def _installers(package: str) -> str:
-    import importlib.metadata  # slow to import, and seldom needed
-
-    names = importlib.metadata.packages_distributions().get(package, [])
-    others = sorted({name for name in names if name.lower() != OURS})
-    return " and ".join(others) if others else "another distribution"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from events.delivery import Delivery
 from events.formats.output_format import OutputFormat
@@ -183,7 +183,7 @@ class Translator:
         for piece in pieces:
             if self.failed:
                 break
-            _HANDLERS[type(piece)](self, piece)
+            self._add(piece)
         return self._delivery.deliver(self._take_events())
 
     def _take_events(self) -> list[Event]:
@@ -199,33 +199,66 @@ class Translator:
         rows, self._rows = self._rows, []
         return {"tokens": rows}
 
-    def _reasoning(self, piece: ReasoningText) -> None:
-        # An open message or call is closed first, since neither may contain reasoning.
-        if self._reasoning_id is None:
-            self._close()
-            self._reasoning_id = self._new_id("reasoning")
-            self._events += (
-                ReasoningStart(message_id=self._reasoning_id, subagent_run_id=self._producer),
-                ReasoningMessageStart(message_id=self._reasoning_id, role="reasoning", subagent_run_id=self._producer),
-            )
-        self._events.append(
-            ReasoningMessageContent(
-                message_id=self._reasoning_id,
-                delta=piece.text,
-                metadata=self._metadata(),
-                subagent_run_id=self._producer,
-            )
-        )
-
-    def _content(self, piece: ContentText) -> None:
-        message_id = self.message_id
-        if not self._in_text:
-            self._close()
-            self._in_text = True
-            self._events.append(
-                TextMessageStart(message_id=message_id, role="assistant", subagent_run_id=self._producer)
-            )
-        self._events.append(self._more_text(piece.text))
+    def _add(self, piece: Piece) -> None:
+        """Append the events of one piece."""
+        match piece:
+            case ContentText(text=text):
+                message_id = self.message_id
+                if not self._in_text:
+                    self._close()
+                    self._in_text = True
+                    self._events.append(
+                        TextMessageStart(message_id=message_id, role="assistant", subagent_run_id=self._producer)
+                    )
+                self._events.append(self._more_text(text))
+            case ArgumentText(text=text):
+                # Arguments belong to an open call; without one there is no id for them.
+                if (call_id := self._call_id) is not None:
+                    metadata, producer = self._metadata(), self._producer
+                    self._events.append(
+                        ToolCallArgs(tool_call_id=call_id, delta=text, metadata=metadata, subagent_run_id=producer)
+                    )
+            case ReasoningText(text=text):
+                # An open message or call is closed first, since neither may contain reasoning.
+                if self._reasoning_id is None:
+                    self._close()
+                    id = self._reasoning_id = self._new_id("reasoning")
+                    self._events += (
+                        ReasoningStart(message_id=id, subagent_run_id=self._producer),
+                        ReasoningMessageStart(message_id=id, role="reasoning", subagent_run_id=self._producer),
+                    )
+                self._events.append(
+                    ReasoningMessageContent(
+                        message_id=self._reasoning_id,
+                        delta=text,
+                        metadata=self._metadata(),
+                        subagent_run_id=self._producer,
+                    )
+                )
+            case CallStart():
+                # The text's message ends here and is reopened under the same id if text follows the call.
+                self._close()
+                self.calls += 1
+                self._call_id = piece.id or self._new_id("tool_call")
+                self._events.append(
+                    ToolCallStart(
+                        tool_call_id=self._call_id,
+                        tool_call_name=piece.name,
+                        parent_message_id=self.message_id,
+                        subagent_run_id=self._producer,
+                    )
+                )
+            case CallEnd():
+                self._close(cut=self._cut and not piece.complete)
+            case ParseWarning():
+                self.warnings.append(piece.message)
+                # Everything open gets its END before RUN_ERROR, which is the last event of a run.
+                if piece.kind == "tool_call_error":
+                    self._close()
+                    self.failed = True
+                    self._events.append(
+                        RunError(message=f"Tool call parsing failed: {piece.message}", code=PARSE_ERROR)
+                    )
 
     def _more_text(self, text: str) -> TextMessageContent:
         return TextMessageContent(
@@ -234,43 +267,6 @@ class Translator:
             metadata=self._metadata() if self._rows else None,
             subagent_run_id=self._producer,
         )
-
-    def _call(self, piece: CallStart) -> None:
-        # The text's message ends here and is reopened under the same id if text follows the call.
-        self._close()
-        self.calls += 1
-        self._call_id = piece.id or self._new_id("tool_call")
-        self._events.append(
-            ToolCallStart(
-                tool_call_id=self._call_id,
-                tool_call_name=piece.name,
-                parent_message_id=self.message_id,
-                subagent_run_id=self._producer,
-            )
-        )
-
-    def _arguments(self, piece: ArgumentText) -> None:
-        # Arguments belong to an open call; without one there is no id for them.
-        if self._call_id is not None:
-            self._events.append(
-                ToolCallArgs(
-                    tool_call_id=self._call_id,
-                    delta=piece.text,
-                    metadata=self._metadata(),
-                    subagent_run_id=self._producer,
-                )
-            )
-
-    def _call_end(self, piece: CallEnd) -> None:
-        self._close(cut=self._cut and not piece.complete)
-
-    def _warning(self, piece: ParseWarning) -> None:
-        self.warnings.append(piece.message)
-        # Everything open gets its END before RUN_ERROR, which is the last event of a run.
-        if piece.kind == "tool_call_error":
-            self._close()
-            self.failed = True
-            self._events.append(RunError(message=f"Tool call parsing failed: {piece.message}", code=PARSE_ERROR))
 
     def _close(self, cut: bool = False) -> None:
         """Close everything open. cut: an open call is incomplete."""
@@ -292,13 +288,3 @@ class Translator:
                 )
             )
             self._call_id = None
-
-
-_HANDLERS: dict[type[Piece], Callable[[Translator, Any], None]] = {
-    ContentText: Translator._content,
-    ReasoningText: Translator._reasoning,
-    ArgumentText: Translator._arguments,
-    CallStart: Translator._call,
-    CallEnd: Translator._call_end,
-    ParseWarning: Translator._warning,
-}

@@ -187,7 +187,12 @@ class ResponseStream:
             case ReasoningMessageContent(message_id=id, delta=delta):
                 frames += self._delta("reasoning", id, delta, None)
             case ToolCallArgs(tool_call_id=id, delta=delta):
-                frames += self._call_delta(id, delta)
+                if (whole := self._whole_calls.get(id) or self._mcp_calls.get(id)) is not None:
+                    whole[1].append(delta)
+                elif (custom := self._open.get(("custom_tool_call", id))) is not None:
+                    frames += self._delta("custom_tool_call", id, custom.input.feed(delta), None)
+                else:
+                    frames += self._delta("function_call", id, delta, None)
             case TextMessageStart(message_id=id):
                 frames += self._begin("message", id)
             case ReasoningMessageStart(message_id=id):
@@ -317,15 +322,6 @@ class ResponseStream:
             self._whole_calls[source] = (name, [])
             return b""
         return self._begin(form.item, source, name)
-
-    def _call_delta(self, source: str, delta: str) -> bytes:
-        if (whole := self._whole_calls.get(source) or self._mcp_calls.get(source)) is not None:
-            whole[1].append(delta)
-            return b""
-        item = self._open.get(("custom_tool_call", source))
-        if item is None:
-            return self._delta("function_call", source, delta, None)
-        return self._delta("custom_tool_call", source, item.input.feed(delta), None)
 
     def _call_end(self, source: str, cut: bool) -> bytes:
         if source in self._mcp_calls:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import httpx2
@@ -84,12 +83,21 @@ class ChatSession:
         folder = Folder(self.messages, self.state)
         with client.stream("POST", path, json=body, headers={"accept": "text/event-stream"}) as response:
             if response.status_code != 200:
-                self.console.print(_error_text(response.read()), style=STYLES["error"], markup=False)
+                body = response.read()
+                try:
+                    fault = str(json.loads(body)["error"]["message"])
+                except (ValueError, KeyError, TypeError):
+                    fault = body.decode("utf-8", "replace")[:500]
+                self.console.print(fault, style=STYLES["error"], markup=False)
                 return folder
             try:
-                for event in _events(response.iter_lines()):
-                    folder.add(event)
-                    self.show(event)
+                for line in response.iter_lines():
+                    if not line.startswith("data:"):
+                        continue
+                    event, _ = receive(json.loads(line[5:]))
+                    if event is not None:
+                        folder.add(event)
+                        self.show(event)
             except KeyboardInterrupt:
                 self.console.print("\n(stopped)", style="dim")
         return folder
@@ -118,18 +126,3 @@ class ChatSession:
                 self.console.print(f"= {text}", style=STYLES["result"], markup=False)
             case v.RunError(message=message):
                 self.console.print(message, style=STYLES["error"], markup=False)
-
-
-def _events(lines: Iterator[str]) -> Iterator[v.Event]:
-    for line in lines:
-        if line.startswith("data:"):
-            event, _ = receive(json.loads(line[5:]))
-            if event is not None:
-                yield event
-
-
-def _error_text(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return body.decode("utf-8", "replace")[:500]

@@ -331,20 +331,25 @@ class OutputText:
         text = self._decoder.flush() if ends else self._decoder.push(token_id)
         if last and not ends:
             text += self._decoder.flush()
-        token = Token(token_id, text, logprob, self._spelled(alternatives))
+        spelled: tuple[Alternative, ...] | None = None
+        if alternatives is not None:
+            spelled = tuple(Alternative(id, self._vocabulary.spell(id), value) for id, value in alternatives)
+        token = Token(token_id, text, logprob, spelled)
         return self._release(token, last or ends) if self._stops or self._withheld else [token]
-
-    def _spelled(self, alternatives: Sequence[tuple[int, float]] | None) -> tuple[Alternative, ...] | None:
-        if alternatives is None:
-            return None
-        return tuple(Alternative(number, self._vocabulary.spell(number), value) for number, value in alternatives)
 
     def _release(self, token: Token, last: bool) -> list[Token]:
         self._withheld.append(token)
         if self.count > self._min_tokens:
             cut = self._match(token.text)
             if cut is not None:
-                return self._cut(cut)
+                # Release everything without the characters that belong to the stop string.
+                released: list[Token] = []
+                for each in reversed(self._withheld):
+                    length = max(0, len(each.text) - cut)
+                    cut -= len(each.text) - length
+                    released.append(Token(each.id, each.text[:length], each.logprob, each.alternatives))
+                self._withheld = []
+                return released[::-1]
         withheld = 0 if last else max((stop.matched for stop in self._stops), default=0)
         return self._take(withheld)
 
@@ -358,16 +363,6 @@ class OutputText:
                 self.stopped = next(stop.text for stop in self._stops if (stop.matched == len(stop.text) == longest))
                 return longest + len(text) - index - 1
         return None
-
-    def _cut(self, characters: int) -> list[Token]:
-        """Release all withheld tokens, without that many characters at the end of their text."""
-        cut: list[Token] = []
-        for token in reversed(self._withheld):
-            length = max(0, len(token.text) - characters)
-            characters -= len(token.text) - length
-            cut.append(Token(token.id, token.text[:length], token.logprob, token.alternatives))
-        self._withheld = []
-        return cut[::-1]
 
     def _take(self, withheld: int) -> list[Token]:
         """Release the tokens that end before the last `withheld` characters. Those characters may begin in tokens that

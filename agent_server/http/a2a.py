@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,6 +57,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from adapters.errors import RequestError
+from agent_server.bounded import BoundedCache
 from agent_server.http import agent_calls
 from agent_server.http.auth.principal import principal_of
 from agent_server.http.server import Server
@@ -226,7 +226,7 @@ class PushNotifications(PushNotificationConfigStore, PushNotificationSender):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._tenants: OrderedDict[str, str] = OrderedDict()
+        self._tenants: BoundedCache[str, str] = BoundedCache(PUSH_TASKS)
         self._last: dict[str, tuple[asyncio.Task[None], int]] = {}
 
     @property
@@ -235,10 +235,7 @@ class PushNotifications(PushNotificationConfigStore, PushNotificationSender):
 
     def note(self, task_id: str, tenant: str) -> None:
         """Remember a task's tenant: the SDK does not pass it to the sender."""
-        self._tenants[task_id] = tenant
-        self._tenants.move_to_end(task_id)
-        if len(self._tenants) > PUSH_TASKS:
-            self._tenants.popitem(last=False)
+        self._tenants.put(task_id, tenant)
 
     async def set_info(
         self, task_id: str, notification_config: TaskPushNotificationConfig, context: ServerCallContext

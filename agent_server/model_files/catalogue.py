@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -118,33 +119,19 @@ def offers(machine: Machine) -> list[Offer]:
 @cache
 def machine(device: str = "auto") -> Machine:
     """Examine this machine. Blocking. device: as in the setting."""
-    if device.startswith(("auto", "cuda")) and (gpu := _gpu()) is not None:
-        return gpu
+    program = shutil.which("nvidia-smi") if device.startswith(("auto", "cuda")) else None
+    if program is not None:
+        # The first NVIDIA GPU, from its driver, since a gateway has no torch.
+        query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+            lines = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+            name, _, megabytes = lines[0].rpartition(",")
+            return Machine(name, int(megabytes) << 20, 0)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine("CPU", min(memory, _container_limit() or memory), _copy_speed())
-
-
-def _gpu() -> Machine | None:
-    """Return the first NVIDIA GPU, from its driver, since a gateway has no torch; None if there is none."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    query = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        lines = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
-        name, _, megabytes = lines[0].rpartition(",")
-        return Machine(name, int(megabytes) << 20, 0)
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
-
-
-def _container_limit() -> int:
-    """Return the memory limit of this process's control group in bytes; 0 if there is none."""
-    try:
-        text = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
-    except OSError:
-        return 0
-    return int(text) if text.isdecimal() else 0
+    with contextlib.suppress(OSError):
+        limit = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()  # of this process's control group
+        memory = min(memory, int(limit)) if limit.isdecimal() else memory
+    return Machine("CPU", memory, _copy_speed())
 
 
 def _copy_speed() -> float:

@@ -147,12 +147,8 @@ def local_source(model: str) -> str:
     named = path / "snapshots" / main.read_text("utf-8").strip() if main.is_file() else None
     if named is not None and named.is_dir():
         return str(named)
-    snapshots = sorted((each for each in (path / "snapshots").iterdir() if each.is_dir()), key=_modified)
-    return str(snapshots[-1]) if snapshots else model
-
-
-def _modified(path: Path) -> float:
-    return path.stat().st_mtime
+    snapshots = [each for each in (path / "snapshots").iterdir() if each.is_dir()]
+    return str(max(snapshots, key=lambda each: each.stat().st_mtime)) if snapshots else model
 
 
 def source_name(model: str) -> str:
@@ -292,23 +288,18 @@ def _from_folder(folder: Path) -> ModelFiles | None:
 def _tokenizer(
     folder: Path, settings: Mapping[str, Any], special: dict[str, str]
 ) -> tuple[Tokenizer, dict[str, str]] | None:
-    """Return the tokenizer and its special tokens. special: those that the settings name."""
+    """Return the tokenizer and its special tokens; None for a list of tiktoken, whose file has the name of
+    SentencePiece's. special: those that the settings name."""
     path = folder / "tokenizer.json"
-    if not path.is_file():
-        return _pieces(folder / PIECES, settings, special)
-    readable(path)
-    try:
-        return Tokenizer.from_file(str(path)), special
-    except Exception as error:  # tokenizers raises plain ones
-        raise UnusableFile(f"{path} is not a tokenizer ({error}); download it again.") from error
-
-
-def _pieces(
-    path: Path, settings: Mapping[str, Any], special: Mapping[str, str]
-) -> tuple[Tokenizer, dict[str, str]] | None:
-    """Read a file of SentencePiece; None for a list of tiktoken, which has the same name."""
+    if path.is_file():
+        readable(path)
+        try:
+            return Tokenizer.from_file(str(path)), special
+        except Exception as error:  # tokenizers raises plain ones
+            raise UnusableFile(f"{path} is not a tokenizer ({error}); download it again.") from error
     from agent_server.model_files.sentencepiece_files import sentencepiece_tokenizer
 
+    path = folder / PIECES
     readable(path)
     try:
         return sentencepiece_tokenizer(path, settings, special)

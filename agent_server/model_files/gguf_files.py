@@ -96,12 +96,16 @@ def gguf_model_files(path: Path) -> ModelFiles:
     file = read_gguf(path)
     tokenizer = _tokenizer(file)
     tokens = _list(file, TOKENS)
-    special = {name: _token(file, tokens, word) for name, word in SPECIAL.items()}
+    special: dict[str, str] = {}
+    for name, word in SPECIAL.items():
+        number = file.metadata.get(f"tokenizer.ggml.{word}_token_id")
+        if isinstance(number, int) and 0 <= number < len(tokens):
+            special[name] = str(tokens[number])
     context = file.says("context_length")
     return ModelFiles(
         tokenizer=tokenizer,
         templates=_templates(file.metadata),
-        special_tokens={name: token for name, token in special.items() if token is not None},
+        special_tokens=special,
         stop_token_ids=stop_ids(file),
         context_length=context if isinstance(context, int) else None,
     )
@@ -129,11 +133,6 @@ def stop_ids(file: GgufFile) -> tuple[int, ...]:
         if kind == CONTROL and token in TURN_ENDS
     ]
     return tuple(dict.fromkeys([number for number in named if isinstance(number, int)] + control_ids))
-
-
-def _token(file: GgufFile, tokens: list[object], word: str) -> str | None:
-    number = file.metadata.get(f"tokenizer.ggml.{word}_token_id")
-    return str(tokens[number]) if isinstance(number, int) and 0 <= number < len(tokens) else None
 
 
 def _list(file: GgufFile, key: str) -> list[object]:

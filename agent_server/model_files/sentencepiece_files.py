@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -154,17 +154,13 @@ def _respelled(pieces: Pieces) -> Pieces:
     return Pieces(tokens, pieces.kinds, pieces.scores, pieces.merges, pieces.right_stripped)
 
 
-def _implied_merges(pieces: Pieces, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return all merges of two pieces into another one, the best piece first. User-defined pieces come before all
-    others, the longest first, since SentencePiece matches them before it merges anything."""
-    ranked = sorted(_ways(pieces, vocabulary), key=lambda way: way[0], reverse=True)
-    return [way[1] for way in ranked]
-
-
 Rank = tuple[bool, float, int, int]
 
 
-def _ways(pieces: Pieces, vocabulary: Mapping[str, int]) -> Iterator[tuple[Rank, tuple[str, str]]]:
+def _implied_merges(pieces: Pieces, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return all merges of two pieces into another one, the best piece first. User-defined pieces come before all
+    others, the longest first, since SentencePiece matches them before it merges anything."""
+    merges: list[tuple[Rank, tuple[str, str]]] = []
     for token, kind, score in zip(pieces.tokens, pieces.kinds, pieces.scores, strict=True):
         if kind not in (NORMAL, USER_DEFINED, UNUSED):
             continue
@@ -172,7 +168,9 @@ def _ways(pieces: Pieces, vocabulary: Mapping[str, int]) -> Iterator[tuple[Rank,
         for cut in range(1, len(token)):
             head, right = token[:cut], token[cut:]
             if head in vocabulary and right in vocabulary:
-                yield (users, 0.0 if users else score, cut, len(right)), (head, right)
+                merges.append(((users, 0.0 if users else score, cut, len(right)), (head, right)))
+    merges.sort(key=lambda merge: merge[0], reverse=True)
+    return [parts for _, parts in merges]
 
 
 logger = logging.getLogger("agent_server")
@@ -230,19 +228,17 @@ def _rebuilt(proto: Any, path: Path, prefix: Prefix) -> Tokenizer:
         [piece.type for piece in proto.pieces],
         [piece.score for piece in proto.pieces],
     )
-    make = sentencepiece_bpe if kind == BPE else sentencepiece_unigram
-    return make(pieces, prefix=prefix if spec.add_dummy_prefix else "never", normalizers=_normalizers(spec))
-
-
-def _normalizers(spec: Any) -> list[Step]:
-    steps: list[Step] = []
+    normalizers: list[Step] = []
     if spec.precompiled_charsmap:
         charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
-        steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
+        normalizers.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
     if spec.remove_extra_whitespaces:
         removed = {r"\A +|[ ▁]+\z": "", " {2,}": " "}  # of all white space, spaces alone
-        steps += [{"type": "Replace", "pattern": {"Regex": each}, "content": new} for each, new in removed.items()]
-    return steps
+        normalizers += [
+            {"type": "Replace", "pattern": {"Regex": each}, "content": new} for each, new in removed.items()
+        ]
+    make = sentencepiece_bpe if kind == BPE else sentencepiece_unigram
+    return make(pieces, prefix=prefix if spec.add_dummy_prefix else "never", normalizers=normalizers)
 
 
 CONVERT = "serve a folder with a tokenizer.json instead, which most models have."

@@ -240,9 +240,13 @@ class ModelPool:
 
     async def enter(self, model: PooledModel, tell: Tell, *, again: bool = False) -> None:
         """Wait until a model is loaded, and count a user of it. again: the caller uses it already."""
-        if model.current is not None and model.loading is None and (again or self._serves(model)):
-            model.users += 1
-            return
+        if model.current is not None and model.loading is None:
+            # A model whose engine has failed accepts no new users: it is unloaded and loaded again.
+            if not again and model.current.status.state in ("failed", "stopped"):
+                self.unload(model)
+            if again or not model.leaving:
+                model.users += 1
+                return
         self._start_loading(model)
         loaded = asyncio.get_running_loop().create_future()
         model.waiting.append(loaded)
@@ -261,13 +265,6 @@ class ModelPool:
             elif loaded.done() and not loaded.cancelled() and loaded.exception() is None:
                 self.leave(model)
             raise
-
-    def _serves(self, model: PooledModel) -> bool:
-        """Return whether a loaded model accepts new users. One whose engine has failed is unloaded and loaded again."""
-        assert model.current is not None
-        if model.current.status.state in ("failed", "stopped"):
-            self.unload(model)
-        return not model.leaving
 
     def _start_loading(self, model: PooledModel) -> None:
         """Start loading a model unless it is loaded or loading. Raises EngineError if it failed within

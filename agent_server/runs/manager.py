@@ -118,7 +118,11 @@ class RunManager:
         grace = self.limits.grace if grace is None else grace
         admission = None
         if self._quotas is not None:
-            admission = await self._quotas.admit(options, self._runs_of, tenant)
+
+            def running(caller: str) -> int:
+                return sum(run.caller == caller for queue in self._threads.values() for run in queue)
+
+            admission = await self._quotas.admit(options, running, tenant)
             options = admission.options
         if self._may_store is not None and self.store is not None and options.store:
             await self._may_store(tenant)
@@ -356,9 +360,6 @@ class RunManager:
             admission.spent(sum((usage.input_tokens or 0) + (usage.output_tokens or 0) for usage in usages or ()))
         if self._observe is not None:
             self._observe(run)
-
-    def _runs_of(self, caller: str) -> int:
-        return sum(run.caller == caller for queue in self._threads.values() for run in queue)
 
     def forget_thread(self, thread_id: str, tenant: str = "") -> None:
         """Drop the finished runs of a thread, so that they cannot be replayed."""

@@ -110,8 +110,13 @@ class Webhooks:
     async def _work(self) -> None:
         while True:
             try:
-                while await self._round() == AT_ONCE:
-                    pass
+                now = int(self._now() * 1000)
+                due = await self._store.read(lambda connection, now=now: callbacks.due(connection, now, AT_ONCE))
+                async with asyncio.TaskGroup() as group:
+                    for callback in due:
+                        group.create_task(self._deliver(callback))
+                if len(due) == AT_ONCE:  # more of them may be due
+                    continue
             except Exception:
                 logger.exception("Due webhooks could not be read from the store. The server tries again.")
             try:
@@ -120,14 +125,6 @@ class Webhooks:
             except TimeoutError:
                 pass
             self._woken.clear()
-
-    async def _round(self) -> int:
-        now = int(self._now() * 1000)
-        due = await self._store.read(lambda connection: callbacks.due(connection, now, AT_ONCE))
-        async with asyncio.TaskGroup() as group:
-            for callback in due:
-                group.create_task(self._deliver(callback))
-        return len(due)
 
     async def _deliver(self, callback: Callback) -> None:
         """Make one attempt, unless another server makes it."""

@@ -492,10 +492,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_count(value: Any) -> bool:
-    return _is_number(value) and value >= 0 and value == value // 1
-
-
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
@@ -512,7 +508,10 @@ _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
     **{keyword: (lambda value: isinstance(value, str), "a text") for keyword in ("pattern", "format")},
     **dict.fromkeys((*_LOW, *_HIGH), (_is_number, "a number")),
-    **dict.fromkeys(_WHOLE, (_is_count, "a whole number of 0 or more")),
+    **dict.fromkeys(
+        _WHOLE,
+        (lambda value: _is_number(value) and value >= 0 and value == value // 1, "a whole number of 0 or more"),
+    ),
     **{keyword: (lambda value: isinstance(value, Mapping), "an object of schemas") for keyword in SCHEMA_MAPS},
     **{
         keyword: (lambda value: isinstance(value, list) and bool(value), "a list of schemas")

@@ -160,7 +160,21 @@ class GuardedMessage:
         self._watches = remaining
         # At the end everything may be sent, even an incomplete escape, which decodes to nothing.
         all_free = last and refusal is None and free >= self._decoded
-        return list(self._release(self._received if all_free else self._raw_length(free))), refusal
+        upto = self._received if all_free else self._raw_length(free)
+        released: list[Event] = []
+        while self._waiting and self._released < upto:
+            event, end = self._waiting[0]
+            begin = end - len(event.delta)
+            # A part of a delta gets no metadata, since the token details would reveal the rest of it.
+            if end <= upto:
+                self._waiting.popleft()
+                whole = self._released <= begin
+                released.append(event if whole else _part(event, event.delta[self._released - begin :]))
+                self._released = end
+            else:
+                released.append(_part(event, event.delta[max(self._released - begin, 0) : upto - begin]))
+                self._released = upto
+        return released, refusal
 
     def _raw_length(self, decoded: int) -> int:
         """The index in the raw message at which that many decoded characters end."""
@@ -173,20 +187,6 @@ class GuardedMessage:
             ends.popleft()
             dropped += 1
         return ends[0] if dropped < decoded and ends else self._released
-
-    def _release(self, upto: int) -> Iterator[Event]:
-        while self._waiting and self._released < upto:
-            event, end = self._waiting[0]
-            begin = end - len(event.delta)
-            # A part of a delta gets no metadata, since the token details would reveal the rest of it.
-            if end <= upto:
-                self._waiting.popleft()
-                whole = self._released <= begin
-                yield event if whole else _part(event, event.delta[self._released - begin :])
-                self._released = end
-            else:
-                yield _part(event, event.delta[max(self._released - begin, 0) : upto - begin])
-                self._released = upto
 
 
 def _part(event: Delta, delta: str) -> Event:

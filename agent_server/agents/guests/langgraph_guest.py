@@ -7,7 +7,6 @@ that the state can be compared with the conversation.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from langgraph.types import Command
 
 from agent_server.agents.guests.guest import GuestInput
 from agent_server.agents.guests.langchain_model import FROM_CLIENT, content_of, to_langchain, unanswered
+from agent_server.bounded import BoundedCache
 from events.vocabulary import (
     Custom,
     Event,
@@ -248,7 +248,7 @@ class LangGraphGuest:
         self._graph = graph
         # Not from its JSON schema: before Python 3.12 pydantic cannot make one for a typing.TypedDict.
         self._inputs = frozenset(graph.channels)
-        self._hidden: OrderedDict[str, set[str]] = OrderedDict()
+        self._hidden: BoundedCache[str, set[str]] = BoundedCache(MAX_HIDDEN_THREADS)
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
         config, messages, values = await self._resume_point(input)
@@ -286,9 +286,7 @@ class LangGraphGuest:
                 # Remember which of the thread's messages are hidden from clients.
                 ids = stream.hidden()
                 if ids:
-                    self._hidden[input.thread_id] = self._hidden.pop(input.thread_id, set()) | ids
-                    if len(self._hidden) > MAX_HIDDEN_THREADS:
-                        self._hidden.popitem(last=False)
+                    self._hidden.put(input.thread_id, (self._hidden.get(input.thread_id) or set()) | ids)
             else:
                 checkpointer = self._graph.checkpointer
                 if checkpointer and not isinstance(checkpointer, bool):
@@ -316,7 +314,7 @@ class LangGraphGuest:
                 return config, (), values
             newest = newest or values
             stored = values.get("messages", ())
-            if (rest := _rest(conversation, stored, self._hidden.get(input.thread_id, set()))) is not None:
+            if (rest := _rest(conversation, stored, self._hidden.get(input.thread_id) or set())) is not None:
                 return snapshot.config, [*unanswered(stored, rest), *to_langchain(rest, before=stored)], newest
         return config, to_langchain(conversation), {}
 

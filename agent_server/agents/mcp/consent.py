@@ -55,11 +55,9 @@ class ConsentRequired(Exception):
         self.url = url
 
 
-def _is_fault(record: logging.LogRecord) -> bool:
-    return record.exc_info is None or not isinstance(record.exc_info[1], ConsentRequired)
-
-
-logging.getLogger("mcp.client.auth.oauth2").addFilter(_is_fault)  # it logs whatever ends a flow as an error
+logging.getLogger("mcp.client.auth.oauth2").addFilter(  # it logs whatever ends a flow as an error
+    lambda record: record.exc_info is None or not isinstance(record.exc_info[1], ConsentRequired)
+)
 
 
 class ConsentRefused(Exception):

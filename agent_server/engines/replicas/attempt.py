@@ -103,10 +103,7 @@ class Flow:
     def require_continuation(self) -> None:
         """Accept from now on only replicas that can continue from the tokens so far."""
         self.place.urgent = self.begun
-        self.place.fits = self._may_continue_on
-
-    def _may_continue_on(self, replica: Replica) -> bool:
-        return replica.started and may_continue(self.request, replica.engine.info)
+        self.place.fits = lambda replica: replica.started and may_continue(self.request, replica.engine.info)
 
 
 logger = logging.getLogger("agent_server.replicas")

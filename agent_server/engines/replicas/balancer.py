@@ -55,15 +55,6 @@ class Prefixes:
 
     def add(self, chain: Chain, replica: int) -> None:
         """Remember that the replica with this number computes the prompt."""
-        bit = 1 << self._bit(replica)
-        # The first block is touched last: it is the one that most other prompts share, so it must be dropped last.
-        for block in reversed(chain):
-            self._holders[block] = self._holders.get(block, 0) | bit
-            self._holders.move_to_end(block)
-        while len(self._holders) > self._most:
-            self._holders.popitem(last=False)
-
-    def _bit(self, replica: int) -> int:
         if replica not in self._bits:
             if self._next >= MAX_BITS:
                 self._holders.clear()
@@ -71,7 +62,13 @@ class Prefixes:
                 self._next = 0
             self._bits[replica] = self._next
             self._next += 1
-        return self._bits[replica]
+        bit = 1 << self._bits[replica]
+        # The first block is touched last: it is the one that most other prompts share, so it must be dropped last.
+        for block in reversed(chain):
+            self._holders[block] = self._holders.get(block, 0) | bit
+            self._holders.move_to_end(block)
+        while len(self._holders) > self._most:
+            self._holders.popitem(last=False)
 
     def shares(self, chain: Chain, replicas: int) -> list[float]:
         """Return for each replica the share (0 to 1) of the prompt's blocks that it has computed contiguously from the

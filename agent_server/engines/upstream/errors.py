@@ -57,18 +57,15 @@ def error_frame(error: object) -> EngineError:
 def message_of(body: bytes | Any) -> tuple[str, str | None]:
     """Return (message, parameter) of an error's body of any shape. The message is cut to MAX_MESSAGE characters."""
     try:
-        return _message_of(msgspec.json.decode(body) if isinstance(body, bytes) else body)
+        error = msgspec.json.decode(body) if isinstance(body, bytes) else body
+        error = error.get("error", error) if isinstance(error, dict) else error
+        if not isinstance(error, dict):
+            return _short(str(error)), None
+        message = error.get("message") or error.get("detail") or error.get("type") or ""
+        param = error.get("param")
+        return _short(message if isinstance(message, str) else str(message)), param if isinstance(param, str) else None
     except (ValueError, RecursionError):
         return (_short(body[: 4 * MAX_MESSAGE].decode(errors="replace")) if isinstance(body, bytes) else ""), None
-
-
-def _message_of(body: Any) -> tuple[str, str | None]:
-    inner = body.get("error", body) if isinstance(body, dict) else body
-    if not isinstance(inner, dict):
-        return _short(str(inner)), None
-    message = inner.get("message") or inner.get("detail") or inner.get("type") or ""
-    param = inner.get("param")
-    return _short(message if isinstance(message, str) else str(message)), param if isinstance(param, str) else None
 
 
 def _short(text: str) -> str:

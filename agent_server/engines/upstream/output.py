@@ -83,7 +83,14 @@ class Output:
         characters = 0
         try:
             for piece in filter(None, map(self._piece, frames)):
-                for part in self._parts(piece):
+                if not self._upstream.dialect.tokens:
+                    self._texts_read += bool(piece.text)
+                    # The count of tokens at which the answer is cut.
+                    remaining = max(1, self._most - self.count)
+                    is_long = len(piece.text) > MOST_CHARACTERS * remaining
+                    self._bound = self._most if is_long else TEXT_SLACK * self._most
+                is_small = len(piece.ids) <= PART and len(piece.text) <= PART_CHARACTERS
+                for part in (piece,) if is_small else parts_of(piece, self._upstream_text):
                     tokens += self.take(part)
                     # A long text may be few tokens, a page of line breaks for one, and costs by its characters.
                     characters += len(part.text)
@@ -101,17 +108,6 @@ class Output:
             raise
         if tokens:
             yield tokens
-
-    def _parts(self, piece: Piece) -> Iterable[Piece]:
-        """Split a large piece into parts."""
-        if not self._upstream.dialect.tokens:
-            self._texts_read += bool(piece.text)
-            # The count of tokens at which the answer is cut.
-            remaining = max(1, self._most - self.count)
-            self._bound = self._most if len(piece.text) > MOST_CHARACTERS * remaining else TEXT_SLACK * self._most
-        if len(piece.ids) <= PART and len(piece.text) <= PART_CHARACTERS:
-            return (piece,)
-        return parts_of(piece, self._upstream_text)
 
     def _piece(self, data: bytes) -> Piece | None:
         try:

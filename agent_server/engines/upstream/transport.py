@@ -276,8 +276,12 @@ class Transport:
                 async with asyncio.timeout_at(deadline):
                     chunk = await response.content.readany()
             except aiohttp.ClientError:
-                # Tokens that arrived before the connection broke are delivered before the error is raised.
-                rest = splitter.feed(_left(response.content))
+                # Tokens that arrived before the connection broke are delivered before the error is raised. aiohttp has
+                # no public way to read them after it.
+                buffer = getattr(response.content, "_buffer", ())
+                rest = splitter.feed(b"".join(buffer))
+                if buffer:
+                    buffer.clear()
                 if rest:
                     yield rest
                 raise
@@ -306,16 +310,6 @@ class Transport:
         return EngineError(
             "timeout", f"The upstream {self.address.url} sent nothing within the time limit.", retryable=True
         )
-
-
-def _left(content: aiohttp.StreamReader) -> bytes:
-    """Return the bytes that had arrived when the connection broke. aiohttp has no public way to read them after the
-    error."""
-    buffer = getattr(content, "_buffer", ())
-    data = b"".join(buffer)
-    if buffer:
-        buffer.clear()
-    return data
 
 
 async def _whole(response: aiohttp.ClientResponse) -> bytes:

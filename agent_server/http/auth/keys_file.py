@@ -210,12 +210,10 @@ class Keys:
     """API keys from the settings, each with its tenant, all with the same scopes."""
 
     def __init__(self, keys: Iterable[str], scopes: frozenset[Access] = USE_AND_METRICS) -> None:
-        self._principals = [self._split(key, scopes) for key in keys if key]
-
-    @staticmethod
-    def _split(key: str, scopes: frozenset[Access]) -> tuple[Principal, bytes]:
-        tenant, _, secret = key.rpartition(":")
-        return Principal(tenant=tenant, scopes=scopes), secret.encode()
+        tenants_and_secrets = [key.rpartition(":")[::2] for key in keys if key]
+        self._principals = [
+            (Principal(tenant=tenant, scopes=scopes), secret.encode()) for tenant, secret in tenants_and_secrets
+        ]
 
     def __bool__(self) -> bool:
         return bool(self._principals)

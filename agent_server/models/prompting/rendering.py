@@ -79,7 +79,18 @@ class Rendering:
         """Render the request and return (prompt, opened). Both texts contain stand-ins, which `disguise` restores."""
         request, rendered = self._render(self._request, prompt=not self._continued)
         request, rendered = self._with_safe_names(request, rendered)
-        return self._unfinished(request) if self._continued else self._divided(request, rendered)
+        if not self._continued:
+            return self._divided(request, rendered)
+        # Leave the last message unfinished: rendered up to the end of its text or, if the template omits a part of it,
+        # appended to the generation prompt.
+        *earlier, last = request.messages
+        prefill = Prefill(self._chat.output_format, *self._final, self.disguise, closed=self._closes)
+        before = msgspec.structs.replace(request, messages=earlier)
+        marked = msgspec.structs.replace(request, messages=[*earlier, prefill.marked(last)])
+        whole, start = self._attempt(marked, prompt=False), self._attempt(before, prompt=False)
+        previous = earlier[-1] if earlier else None
+        cut = prefill.cut(whole.text, start.text if start else "", previous) if whole else None
+        return cut or prefill.written(*self._divided(*self._render(before, prompt=True)))
 
     # ---- the whole conversation
 
@@ -143,18 +154,6 @@ class Rendering:
         if without is not None and not elsewhere and (place := beginning(text, without, header)) < len(text):
             return text, text[place:]
         return text, suffix
-
-    def _unfinished(self, request: TemplateRequest) -> tuple[str, str]:
-        """Return (prompt, opened) with the last message left unfinished: rendered up to the end of that message's text
-        or, if the template omits a part of it, appended to the generation prompt."""
-        *earlier, last = request.messages
-        prefill = Prefill(self._chat.output_format, *self._final, self.disguise, closed=self._closes)
-        before = msgspec.structs.replace(request, messages=earlier)
-        marked = msgspec.structs.replace(request, messages=[*earlier, prefill.marked(last)])
-        whole, start = self._attempt(marked, prompt=False), self._attempt(before, prompt=False)
-        previous = earlier[-1] if earlier else None
-        cut = prefill.cut(whole.text, start.text if start else "", previous) if whole else None
-        return cut or prefill.written(*self._divided(*self._render(before, prompt=True)))
 
     # ---- once
 

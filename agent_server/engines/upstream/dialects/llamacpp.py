@@ -141,7 +141,12 @@ class LlamaCppReader:
         # Tokens that end within a character are counted by the server, but not sent.
         missing = frame.tokens_predicted - self._received_tokens - len(frame.tokens)
         self._received_tokens = frame.tokens_predicted
-        piece = Piece(ids=frame.tokens) if missing <= 0 else self._whole(frame, missing)
+        piece = Piece(ids=frame.tokens)
+        if missing > 0:
+            # A whole character, whose first tokens were not sent: they are taken from our own encoding of it.
+            guessed = self._vocabulary.encode(frame.content)[:missing]
+            guessed += [frame.tokens[0]] * (missing - len(guessed))
+            piece = Piece(ids=[*guessed, *frame.tokens], texts=[""] * missing + [frame.content])
         if self._alternatives is not None:
             # Add log probabilities.
             sent = {each.id: each for each in frame.completion_probabilities}
@@ -151,10 +156,3 @@ class LlamaCppReader:
             piece.logprobs = [row.logprob for row in rows]
             piece.alternatives = [[(top.id, top.logprob) for top in row.top_logprobs[:most]] for row in rows]
         return piece
-
-    def _whole(self, frame: _LlamacppFrame, missing: int) -> Piece:
-        """Complete a frame with a whole character whose first tokens were not sent: these are taken from our own
-        encoding of the character, as many as are missing."""
-        guessed = self._vocabulary.encode(frame.content)[:missing]
-        guessed += [frame.tokens[0]] * (missing - len(guessed))
-        return Piece(ids=[*guessed, *frame.tokens], texts=[""] * missing + [frame.content])
