@@ -75,7 +75,13 @@ class NativeFlags(msgspec.Struct, frozen=True, kw_only=True):
 def parse(body: bytes, *, new_id: NewId, encode: Encode, limits: Limits = DEFAULT_LIMITS) -> Inbound:
     """Read a completion body. encode: text to ids, without adding special tokens. Raises RequestError."""
     values = read_fields(read_object(body, limits), FIELDS)
-    prompts = _prompts(values.get("prompt"), encode)
+    prompt = values.get("prompt")
+    if not isinstance(prompt, list) or any(type(item) is int for item in prompt):  # a list with ids is one prompt
+        prompts: tuple[Prompt, ...] = (_prompt(prompt, "prompt", encode),)
+    elif 1 <= len(prompt) <= MAX_PROMPTS:
+        prompts = tuple(_prompt(item, f"prompt.{i}", encode) for i, item in enumerate(prompt))
+    else:
+        raise wrong("prompt", f"must have 1 to {MAX_PROMPTS} prompts")
     source = {name: value for name, value in values.items() if name != "n_probs"}
     most, probs = _whole(values, "n_predict"), _whole(values, "n_probs")
     most = _whole(values, "max_tokens") if most is None else most  # llama.cpp accepts both names
@@ -127,15 +133,6 @@ def _whole(values: Mapping[str, object], name: str) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise wrong(name, "must be a whole number")
     return value
-
-
-def _prompts(value: object, encode: Encode) -> tuple[Prompt, ...]:
-    """Read the prompts: a list with ids is one prompt, any other list several."""
-    if not isinstance(value, list) or any(type(item) is int for item in value):
-        return (_prompt(value, "prompt", encode),)
-    if not 1 <= len(value) <= MAX_PROMPTS:
-        raise wrong("prompt", f"must have 1 to {MAX_PROMPTS} prompts")
-    return tuple(_prompt(item, f"prompt.{i}", encode) for i, item in enumerate(value))
 
 
 def _prompt(value: object, at: str, encode: Encode) -> Prompt:

@@ -292,11 +292,11 @@ class UiMessageStream:
             case ActivitySnapshot() | ActivityDelta():
                 # The whole activity under one id, since the client replaces a data part by its id.
                 if isinstance(event, ActivitySnapshot):
-                    content: object = event.content
+                    whole: object = event.content
                 else:
-                    content = apply_patch(self._activities.get(event.message_id, ("", {}))[1], event.patch)
-                self._activities[event.message_id] = (event.activity_type, content)
-                activity = {"activityType": event.activity_type, "content": content}
+                    whole = apply_patch(self._activities.get(event.message_id, ("", {}))[1], event.patch)
+                self._activities[event.message_id] = (event.activity_type, whole)
+                activity = {"activityType": event.activity_type, "content": whole}
                 return [{"type": "data-activity", "id": event.message_id, "data": activity}]
             case Custom():
                 data = {"name": event.name, "value": event.value}

@@ -120,64 +120,9 @@ class Folder:
                 text.append(event.delta)
                 return
         for single in self._chunks.expand(event):
-            self._add(single)
-
-    def _add(self, event: Event) -> None:
-        match event:
-            case TextMessageContent() | ReasoningMessageContent():
-                target = self._by_id.get(event.message_id)
-                if target is not None and target["role"] != "activity":
-                    text = self._texts.get(event.message_id)
-                    if text is None:
-                        text = self._texts[event.message_id] = _Text(target, "content")
-                    text.append(event.delta)
-                    _merge_metadata(target, event)
-            case TextMessageStart() | ReasoningMessageStart():
-                self._start(event)
-            case TextMessageEnd() | ReasoningMessageEnd():
-                target = self._by_id.get(event.message_id)
-                if target is not None and target["role"] != "activity":
-                    _merge_metadata(target, event)
-            case ToolCallArgs(tool_call_id=call_id) if call_id in self._calls:
-                call = self._calls[call_id][1]
-                text = self._arguments.get(call_id)
-                if text is None:
-                    text = self._arguments[call_id] = _Text(call["function"], "arguments")
-                text.append(event.delta)
-                _merge_metadata(call, event)
-            case ToolCallStart():
-                self._tool_start(event)
-            case ToolCallEnd(tool_call_id=call_id) if call_id in self._calls:
-                _merge_metadata(self._calls[call_id][1], event)
-            case ToolCallResult():
-                self._tool_result(event)
-            case ReasoningEncryptedValue(entity_id=id):
-                target = self._calls.get(id, (None, None))[1] if event.subtype == "tool-call" else self._by_id.get(id)
-                if target is not None and target.get("role") != "activity":
-                    target["encryptedValue"] = event.encrypted_value
-            case StateSnapshot():
-                self.state = event.snapshot
-            case StateDelta():
-                try:
-                    self.state = apply_patch(self.state, event.delta)
-                except PatchError as error:
-                    self.issues.append(f"A state patch was dropped: {error}")
-            case MessagesSnapshot():
-                self._messages_snapshot(event)
-            case ActivitySnapshot():
-                self._activity_snapshot(event)
-            case ActivityDelta():
-                self._activity_delta(event)
-            case RunStarted():
-                self._started = {}
-                run_input = event.input
-                if isinstance(run_input, BaseModel):
-                    run_input = run_input.model_dump(mode="json", by_alias=True)
-                for message in (run_input or {}).get("messages") or ():
-                    if message["id"] not in self._by_id:
-                        self._append(copy.deepcopy(message))
-            case RunFinished(outcome=outcome):
-                self.interrupts = outcome.interrupts if isinstance(outcome, InterruptOutcome) else []
+            handle = _HANDLERS.get(type(single))
+            if handle is not None:
+                handle(self, single)
 
     def output(self) -> RunOutput:
         """Return the run's output so far; it is final after its terminal event."""
@@ -195,6 +140,20 @@ class Folder:
     def _settle(self) -> None:
         for text in (*self._texts.values(), *self._arguments.values()):
             text.settle()
+
+    # ---- runs -------------------------------------------------------------------------------------------------------
+
+    def _run_started(self, event: RunStarted) -> None:
+        self._started = {}
+        run_input = event.input
+        if isinstance(run_input, BaseModel):
+            run_input = run_input.model_dump(mode="json", by_alias=True)
+        for message in (run_input or {}).get("messages") or ():
+            if message["id"] not in self._by_id:
+                self._append(copy.deepcopy(message))
+
+    def _run_finished(self, event: RunFinished) -> None:
+        self.interrupts = event.outcome.interrupts if isinstance(event.outcome, InterruptOutcome) else []
 
     # ---- text and reasoning -----------------------------------------------------------------------------------------
 
@@ -216,6 +175,29 @@ class Folder:
                 role, named = event.role or "assistant", {} if event.name is None else {"name": event.name}
             message = self._append({"id": event.message_id, "role": role, "content": "", **named, **_owner(event)})
         _merge_metadata(message, event)
+
+    def _content(self, event: TextMessageContent | ReasoningMessageContent) -> None:
+        message = self._by_id.get(event.message_id)
+        if message is None or message["role"] == "activity":
+            return
+        text = self._texts.get(event.message_id)
+        if text is None:
+            text = self._texts[event.message_id] = _Text(message, "content")
+        text.append(event.delta)
+        _merge_metadata(message, event)
+
+    def _end(self, event: TextMessageEnd | ReasoningMessageEnd) -> None:
+        message = self._by_id.get(event.message_id)
+        if message is not None and message["role"] != "activity":
+            _merge_metadata(message, event)
+
+    def _encrypted_value(self, event: ReasoningEncryptedValue) -> None:
+        if event.subtype == "tool-call":
+            target = self._calls.get(event.entity_id, (None, None))[1]
+        else:
+            target = self._by_id.get(event.entity_id)
+        if target is not None and target.get("role") != "activity":
+            target["encryptedValue"] = event.encrypted_value
 
     # ---- tools ------------------------------------------------------------------------------------------------------
 
@@ -242,6 +224,20 @@ class Folder:
             self._calls[call_id] = (message, call)
         _merge_metadata(call, event)
 
+    def _tool_args(self, event: ToolCallArgs) -> None:
+        if event.tool_call_id not in self._calls:
+            return
+        call = self._calls[event.tool_call_id][1]
+        text = self._arguments.get(event.tool_call_id)
+        if text is None:
+            text = self._arguments[event.tool_call_id] = _Text(call["function"], "arguments")
+        text.append(event.delta)
+        _merge_metadata(call, event)
+
+    def _tool_end(self, event: ToolCallEnd) -> None:
+        if event.tool_call_id in self._calls:
+            _merge_metadata(self._calls[event.tool_call_id][1], event)
+
     def _tool_result(self, event: ToolCallResult) -> None:
         content = event.content if isinstance(event.content, str) else to_wire(event)["content"]
         message: Wire = {"id": event.message_id, "toolCallId": event.tool_call_id, "role": "tool", "content": content}
@@ -262,7 +258,16 @@ class Folder:
     def _index_of(self, message: Wire) -> int:
         return next(index for index, each in enumerate(self._messages) if each is message)
 
-    # ---- snapshots, activities --------------------------------------------------------------------------------------
+    # ---- state, snapshots, activities -------------------------------------------------------------------------------
+
+    def _state_snapshot(self, event: StateSnapshot) -> None:
+        self.state = event.snapshot
+
+    def _state_delta(self, event: StateDelta) -> None:
+        try:
+            self.state = apply_patch(self.state, event.delta)
+        except PatchError as error:
+            self.issues.append(f"A state patch was dropped: {error}")
 
     def _messages_snapshot(self, event: MessagesSnapshot) -> None:
         """Replace messages by id and drop those that the snapshot leaves out.
@@ -316,6 +321,28 @@ class Folder:
             self.issues.append(f"A patch of activity {event.message_id!r} was dropped: {error}")
             return
         self._replace(activity, activity | {"content": content, "activityType": event.activity_type})
+
+
+_HANDLERS: dict[type, Any] = {
+    RunStarted: Folder._run_started,
+    RunFinished: Folder._run_finished,
+    TextMessageStart: Folder._start,
+    TextMessageContent: Folder._content,
+    TextMessageEnd: Folder._end,
+    ReasoningMessageStart: Folder._start,
+    ReasoningMessageContent: Folder._content,
+    ReasoningMessageEnd: Folder._end,
+    ReasoningEncryptedValue: Folder._encrypted_value,
+    ToolCallStart: Folder._tool_start,
+    ToolCallArgs: Folder._tool_args,
+    ToolCallEnd: Folder._tool_end,
+    ToolCallResult: Folder._tool_result,
+    StateSnapshot: Folder._state_snapshot,
+    StateDelta: Folder._state_delta,
+    MessagesSnapshot: Folder._messages_snapshot,
+    ActivitySnapshot: Folder._activity_snapshot,
+    ActivityDelta: Folder._activity_delta,
+}
 
 
 def fold(events: Iterable[Event], messages: Sequence[Mapping[str, Any]] = (), state: Any = None) -> Folder:

@@ -115,7 +115,7 @@ class Caller:
                 # It may have been started. Do not ask twice about one call, nor about one that is safe to repeat or
                 # only asked a question.
                 elif callee.retry_approval is not None and not (
-                    callee.repeatable or call.asked or call.interrupt_id is not None
+                    callee.repeatable or call.has_question or call.interrupt_id is not None
                 ):
                     message = f"{interrupts.UNKNOWN} Make it again?"
                     approval_tool = msgspec.structs.replace(callee.retry_approval, approval_message=message)
@@ -127,7 +127,7 @@ class Caller:
                 questions.append(self._approval_interrupt(approval_tool, call.arguments, call.id))
                 continue
             # A call without a result may have been made. It is repeated only where that is safe.
-            elif call.ended or not (call.asked or call.has_handle or (callee is not None and callee.repeatable)):
+            elif call.ended or not (call.has_question or call.has_handle or (callee is not None and callee.repeatable)):
                 unknown = CallResult(content=interrupts.UNKNOWN, failed=True)
                 pending_call = self._answered_call(call.id, call.name, call.result or unknown)
             else:
@@ -321,10 +321,9 @@ class Caller:
         for activity in answer.activities:
             # Send the call's activities, and store them with the thread.
             id = activity.id or self._context.new_id("activity")
-            if not activity.told:
-                self._emit(
-                    ActivitySnapshot(message_id=id, activity_type=activity.kind, content=activity.content, replace=True)
-                )
+            self._emit(
+                ActivitySnapshot(message_id=id, activity_type=activity.kind, content=activity.content, replace=True)
+            )
             self._conversation.add_activity(
                 call_id, ActivityMessage(id=id, activity_type=activity.kind, content=activity.content)
             )

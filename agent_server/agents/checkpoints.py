@@ -47,8 +47,8 @@ class CallCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     asks: a person must approve it first, so it has not started. answers: to the tool's earlier questions.
     continuation: stored by its callee with the last of those questions. interrupt_id: of the interrupt whose answer
-    allowed it. content, failed, activities: of its result, once it has `ended`. asked: it ended with a question, so
-    everything that it does before the question is safe to repeat.
+    allowed it. content, failed, activities: of its result, once it has `ended`. has_question: it ended with a
+    question, so everything that it does before the question is safe to repeat.
     has_handle: `continuation` is a handle by which its result is fetched.
     """
 
@@ -61,7 +61,7 @@ class CallCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     interrupt_id: str | None = None
     message_id: str | None = None
     ended: bool = False
-    asked: bool = False
+    has_question: bool = msgspec.field(default=False, name="asked")
     has_handle: bool = False
     content: Any = ""
     structured: dict[str, Any] | None = None
@@ -86,7 +86,7 @@ class RunCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     input: in wire form, with the current state; once the run has `begun`, with its last message only. messages: the
     conversation in wire form. step: the number of the model's turn; 0 for calls that a person approved. turn: the
     number of the last event before that turn, while the turn runs; None while its `calls` are answered. turns: how many
-    turns of a model the run has taken. asked: once the run has ended, the digest of its request. user: the name of the
+    turns of a model the run has taken. request_digest: of its request, once the run has ended. user: the name of the
     user who started it.
     """
 
@@ -101,7 +101,7 @@ class RunCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     calls: list[CallCheckpoint] = []
     usage: list[TokenUsage] = []
     warnings: list[str] = []
-    asked: str = ""
+    request_digest: str = msgspec.field(default="", name="asked")
     user: str = ""
 
     def run_input(self) -> RunAgentInput:
@@ -121,7 +121,9 @@ def first_checkpoint(input: RunAgentInput, options: GenerationOptions, *, whole:
 def ended_checkpoint(input: RunAgentInput, options: GenerationOptions) -> str:
     """Encode the checkpoint of a run that has ended: enough to send its events again, without its messages."""
     options = options.without_secrets()
-    return encode_checkpoint(RunCheckpoint(input=bare_input(input), options=options, asked=request_digest(input)))
+    return encode_checkpoint(
+        RunCheckpoint(input=bare_input(input), options=options, request_digest=request_digest(input))
+    )
 
 
 def encode_checkpoint(checkpoint: RunCheckpoint) -> str:
@@ -210,7 +212,7 @@ class Checkpointer:
         if call is None or not self._saves:
             return
         if result.question is not None:
-            call.asked = True
+            call.has_question = True
         else:
             call.ended, call.content, call.failed = True, result.content, result.failed
             call.structured, call.activities = result.structured, list(result.activities)

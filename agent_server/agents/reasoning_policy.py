@@ -50,9 +50,9 @@ class ReasoningPolicy:
             summary = ""
             if self._mode == "summary" and self._summarise is not None and text.strip():
                 summary = await self._summarise(text)
-            shown = [ReasoningMessageContent(message_id=id, delta=summary)] if summary else []
+            deltas = [ReasoningMessageContent(message_id=id, delta=summary)] if summary else []
             value = self._sealer.seal(text, tenant=self._tenant, thread_id=self._thread_id, message_id=id)
-            return [*shown, event, ReasoningEncryptedValue(subtype="message", entity_id=id, encrypted_value=value)]
+            return [*deltas, event, ReasoningEncryptedValue(subtype="message", entity_id=id, encrypted_value=value)]
         return [event]
 
     def skip_summaries(self) -> None:

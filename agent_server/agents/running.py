@@ -32,14 +32,12 @@ LONGEST_RETRY_SECONDS = 5.0
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """An activity of a call, which clients show and the thread stores.
 
-    kind: the activityType of ACTIVITY_SNAPSHOT. id: None for a new one; an existing one is replaced. told: it was sent
-    already and only needs to be stored.
+    kind: the activityType of ACTIVITY_SNAPSHOT. id: None for a new one; an existing one is replaced.
     """
 
     kind: str
     content: dict[str, object]
     id: str | None = None
-    told: bool = False
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -143,7 +143,7 @@ class ServedAgent:
             options=run_checkpoint.options,
             has_begun=run_checkpoint.begun,
             whole=run_checkpoint.whole,
-            request_digest=run_checkpoint.asked,
+            request_digest=run_checkpoint.request_digest,
             user=run_checkpoint.user,
         )
 

@@ -74,20 +74,18 @@ def connect(
         sys.exit(f"Unknown client {client!r}. Use {', '.join(CLIENTS)}.")
     url = url.rstrip("/").removesuffix("/v1")
     print(f"# {(write.__doc__ or '').strip()}", file=sys.stderr)
-    print(write(url, model or _first_model(url, api_key), api_key), end="")
-
-
-def _first_model(url: str, key: str) -> str:
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    try:
-        answer = httpx2.get(f"{url}/v1/models", headers=headers, timeout=SECONDS)
-    except httpx2.HTTPError as error:
-        sys.exit(f"No server answers at {url} ({type(error).__name__}). Start it, or name the model with --model.")
-    if answer.status_code != httpx2.codes.OK:
-        sys.exit(
-            f"{url}/v1/models answered {answer.status_code}. Give a key with --api-key, or the model with --model."
-        )
-    models = answer.json()["data"]
-    if not models:
-        sys.exit(f"The server at {url} has no model. Name one with --model.")
-    return str(models[0]["id"])
+    if not model:
+        listing = f"{url}/v1/models"
+        try:
+            answer = httpx2.get(
+                listing, headers={"authorization": f"Bearer {api_key}"} if api_key else {}, timeout=SECONDS
+            )
+        except httpx2.HTTPError as error:
+            sys.exit(f"No server answers at {url} ({type(error).__name__}). Start it, or name the model with --model.")
+        if answer.status_code != httpx2.codes.OK:
+            sys.exit(f"{listing} answered {answer.status_code}. Give a key with --api-key, or the model with --model.")
+        models = answer.json()["data"]
+        if not models:
+            sys.exit(f"The server at {url} has no model. Name one with --model.")
+        model = str(models[0]["id"])
+    print(write(url, model, api_key), end="")

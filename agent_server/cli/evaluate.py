@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -130,7 +130,17 @@ def judge(expected: Expected, observed: Observed) -> list[str]:
         reason = f": {observed.error}" if observed.error else ""
         faults.append(f"ended with {observed.outcome} instead of {expected.outcome}{reason}")
     if expected.calls is not None:
-        faults += _faults_of_calls(expected.calls, observed.calls, more=expected.more_calls)
+        # The calls with the most arguments are matched first, so that a less specific call does not take their only
+        # match.
+        unmatched = list(observed.calls)
+        for each in sorted(expected.calls, key=lambda call: -len(call.arguments)):
+            fit = next((one for one in unmatched if each.fits(*one)), None)
+            if fit is None:
+                faults.append(f"no call {each.name}({_json(each.arguments)})")
+            else:
+                unmatched.remove(fit)
+        if not expected.more_calls:
+            faults += [f"an unexpected call {name}({_json(arguments)})" for name, arguments in unmatched]
     text = observed.text.casefold()
     faults += [f"the answer lacks {each!r}" for each in _words(expected.contains) if each.casefold() not in text]
     faults += [f"the answer has {each!r}" for each in _words(expected.lacks) if each.casefold() in text]
@@ -139,23 +149,6 @@ def judge(expected: Expected, observed: Observed) -> list[str]:
     if expected.state is not None and not contains(observed.state, expected.state):
         faults.append(f"the state is {_json(observed.state)}")
     return faults
-
-
-def _faults_of_calls(
-    expected: Iterable[ExpectedCall], actual: Sequence[tuple[str, object]], *, more: bool
-) -> list[str]:
-    """Match each expected call with an actual one. The calls with the most arguments are matched first, so that a less
-    specific call does not take their only match."""
-    unmatched, faults = list(actual), []
-    for each in sorted(expected, key=lambda call: -len(call.arguments)):
-        fit = next((one for one in unmatched if each.fits(*one)), None)
-        if fit is None:
-            faults.append(f"no call {each.name}({_json(each.arguments)})")
-        else:
-            unmatched.remove(fit)
-    return (
-        faults if more else faults + [f"an unexpected call {name}({_json(arguments)})" for name, arguments in unmatched]
-    )
 
 
 def _words(words: Words) -> list[str]:
@@ -261,22 +254,15 @@ async def _run_case(server: Server, case: Case, thread_id: str) -> Observed:
         async for _, event in run.events():
             folder.add(event)
         terminal = await run.wait()
-        approvals = _questions(terminal)
-        if not approvals or case.approve is None:
+        outcome = terminal.outcome if isinstance(terminal, RunFinished) else None
+        questions = outcome.interrupts if isinstance(outcome, InterruptOutcome) else []
+        # Only approvals can be answered.
+        if not questions or case.approve is None or any(each.reason != "tool_call" for each in questions):
             break
         payload = {"approved": case.approve}
-        resume = [{"interruptId": id, "status": "resolved", "payload": payload} for id in approvals]
+        resume = [{"interruptId": each.id, "status": "resolved", "payload": payload} for each in questions]
         body = {**body, "messages": [each for each in folder.messages if each["role"] != "activity"]}
     return _observation(folder, before, terminal)
-
-
-def _questions(terminal: object) -> list[str]:
-    """Return the ids of the approvals that a run ended with; [] if it also asks other questions, which cannot be
-    answered."""
-    outcome = terminal.outcome if isinstance(terminal, RunFinished) else None
-    if not isinstance(outcome, InterruptOutcome) or any(each.reason != "tool_call" for each in outcome.interrupts):
-        return []
-    return [each.id for each in outcome.interrupts]
 
 
 def _observation(folder: Folder, before: int, terminal: object) -> Observed:

@@ -10,7 +10,7 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -93,7 +93,22 @@ def _tcp(host: str, port: int) -> Listener:
 
 
 def _unix(path: str) -> Listener:
-    _remove_unused(path)
+    # Remove the socket file of a killed server, but neither another server's nor any other file.
+    mode = 0
+    with suppress(OSError):
+        mode = Path(path).stat().st_mode
+    if mode and not stat.S_ISSOCK(mode):
+        fail(f"Cannot listen on unix:{path}: the file exists and is not a socket. Choose another path with --listen.")
+    if mode:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                Path(path).unlink(missing_ok=True)
+            except OSError as error:
+                fail(f"Cannot listen on unix:{path}: {error.strerror or error}.")
+            else:
+                fail(f"Another server listens on unix:{path}. Stop it, or choose another path with --listen.")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # Between bind and chmod the umask decides about the file's mode, so let it keep everyone else out.
     before = os.umask(0o177)
@@ -106,25 +121,6 @@ def _unix(path: str) -> Listener:
     finally:
         os.umask(before)
     return Listener(listener, f"unix:{path}", path)
-
-
-def _remove_unused(path: str) -> None:
-    """Remove the socket file of a killed server. Exits if a server is listening on it, or if it is not a socket."""
-    try:
-        mode = Path(path).stat().st_mode
-    except OSError:
-        return
-    if not stat.S_ISSOCK(mode):
-        fail(f"Cannot listen on unix:{path}: the file exists and is not a socket. Choose another path with --listen.")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            Path(path).unlink(missing_ok=True)
-        except OSError as error:
-            fail(f"Cannot listen on unix:{path}: {error.strerror or error}.")
-        else:
-            fail(f"Another server listens on unix:{path}. Stop it, or choose another path with --listen.")
 
 
 try:

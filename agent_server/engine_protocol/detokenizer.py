@@ -335,9 +335,8 @@ class OutputText:
         if alternatives is not None:
             spelled = tuple(Alternative(id, self._vocabulary.spell(id), value) for id, value in alternatives)
         token = Token(token_id, text, logprob, spelled)
-        return self._release(token, last or ends) if self._stops or self._withheld else [token]
-
-    def _release(self, token: Token, last: bool) -> list[Token]:
+        if not self._stops and not self._withheld:
+            return [token]
         self._withheld.append(token)
         if self.count > self._min_tokens:
             cut = self._match(token.text)
@@ -350,7 +349,7 @@ class OutputText:
                     released.append(Token(each.id, each.text[:length], each.logprob, each.alternatives))
                 self._withheld = []
                 return released[::-1]
-        withheld = 0 if last else max((stop.matched for stop in self._stops), default=0)
+        withheld = 0 if last or ends else max((stop.matched for stop in self._stops), default=0)
         return self._take(withheld)
 
     def _match(self, text: str) -> int | None:

@@ -21,6 +21,7 @@ CHILD = Path(__file__).with_name("decoder_child.py")
 MEMORY = 2**30
 """Memory limit of a process: a picture of the maximum size takes a third of it, twice."""
 PROCESSES = 2
+CHARACTER_BYTES = 4
 DIGEST_BYTES = 16
 LENGTH_BYTES = 4
 
@@ -83,6 +84,12 @@ class Pages(NamedTuple):
 
     texts: list[str]
     pictures: list[Picture]
+
+    @property
+    def size(self) -> int:
+        """The approximate size in memory, in bytes."""
+        letters = sum(len(text) for text in self.texts) * CHARACTER_BYTES
+        return letters + sum(len(picture.pixels) for picture in self.pictures)
 
 
 class Decoder:

@@ -28,7 +28,6 @@ HEAD = 1024
 """Bytes within which a PDF begins (ISO 32000-1, note 13 of annex H)."""
 MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 """Byte order marks, and the encoding of the text after them."""
-CHARACTER_BYTES = 4
 
 
 class PagePicture(ImagePart):
@@ -76,7 +75,7 @@ class Documents:
         self._limits = limits
         self._fetcher = fetcher
         self._decoder = decoder
-        self._cache = BoundedCache[tuple[bytes, bool], Pages](cache_bytes, lambda key, document: _size(document))
+        self._cache = BoundedCache[tuple[bytes, bool], Pages](cache_bytes, lambda key, document: document.size)
 
     async def read(self, messages: Sequence[Message], *, has_vision: bool, blank: bool = False) -> list[Message]:
         """Replace the documents of users and tools by text, and by pictures for a model with vision. A document that
@@ -150,9 +149,3 @@ def _document_parts(part: DocumentPart, document: Pages) -> list[ContentPart]:
         if index < len(document.pictures):
             parts.append(PagePicture.of(document.pictures[index]))
     return parts
-
-
-def _size(pages: Pages) -> int:
-    """Return the approximate size in memory, in bytes."""
-    letters = sum(len(text) for text in pages.texts) * CHARACTER_BYTES
-    return letters + sum(len(picture.pixels) for picture in pages.pictures)

@@ -71,7 +71,10 @@ class _Reader:
             if version not in VERSIONS:
                 raise UnusableFile(f"{self.path} is of version {version} of the format; 2 and 3 are read.")
             tensors, entries = self._take("QQ")
-            metadata = {self._text(): self._value() for _ in range(entries)}
+            metadata: dict[str, object] = {}
+            for _ in range(entries):
+                name, [kind] = self._text(), self._take("I")
+                metadata[name] = self._array() if kind == ARRAY else self._single(kind)
             places = [self._entry() for _ in range(tensors)]
         except struct.error:
             raise UnusableFile(f"{self.path} is cut off within its header; download it again.") from None
@@ -111,10 +114,6 @@ class _Reader:
             raise struct.error
         self.at += length
         return self.data[self.at - length : self.at].decode()
-
-    def _value(self) -> object:
-        [kind] = self._take("I")
-        return self._array() if kind == ARRAY else self._single(kind)
 
     def _single(self, kind: int) -> object:
         return self._text() if kind == STRING else self._take(NUMBERS[kind])[0]

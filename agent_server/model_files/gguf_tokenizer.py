@@ -124,23 +124,19 @@ def _pieces(metadata: Mapping[str, object]) -> Pieces:
         raise ValueError("it lists no tokens")
     kinds = [int(str(kind)) for kind in _list(metadata, "token_type")] or [NORMAL] * len(tokens)
     scores = [float(str(score)) for score in _list(metadata, "scores")] or [0.0] * len(tokens)
-    merges = [_pair(str(merge)) for merge in _list(metadata, "merges")] if "tokenizer.ggml.merges" in metadata else None
-    return Pieces(tokens, kinds, scores, merges, _right_stripped(metadata, tokens, kinds))
-
-
-def _pair(merge: str) -> tuple[str, str]:
-    """Split a merge into its two parts. The first may be a space."""
-    cut = merge.find(" ", 1)
-    return merge[:cut], merge[cut + 1 :]
-
-
-def _right_stripped(metadata: Mapping[str, object], tokens: list[str], kinds: list[int]) -> frozenset[str]:
-    """Return Phi-3's control tokens, which absorb the white space after them although its files do not declare it."""
+    merges: list[tuple[str, str]] | None = None
+    if "tokenizer.ggml.merges" in metadata:
+        merges = []
+        for merge in map(str, _list(metadata, "merges")):
+            cut = merge.find(" ", 1)  # the first part may be a space itself
+            merges.append((merge[:cut], merge[cut + 1 :]))
+    # Phi-3's control tokens absorb the white space after them although its files do not declare it.
+    right_stripped: frozenset[str] = frozenset()
     name = str(metadata.get("general.name", "")).lower()
-    if "phi-3" not in name and "phi3" not in name:
-        return frozenset()
-    controls = {token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL}
-    return frozenset({*controls, "</s>"} - PHI3_KEEPS_SPACES)
+    if "phi-3" in name or "phi3" in name:
+        controls = {token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL}
+        right_stripped = frozenset({*controls, "</s>"} - PHI3_KEEPS_SPACES)
+    return Pieces(tokens, kinds, scores, merges, right_stripped)
 
 
 def _special(tokenizer: Tokenizer, metadata: Mapping[str, object], word: str) -> str | None:

@@ -67,7 +67,11 @@ def sentencepiece_bpe(pieces: Pieces, *, prefix: Prefix, normalizers: Sequence[S
     normalizers: steps before spaces are inserted. Raises the errors of `tokenizers` for lists that contradict each
     other.
     """
-    pieces = _respelled(pieces)
+    # Replace the runs of spaces that some files list (Gemma's) by the runs of `▁` of a normalised text.
+    tokens = [SPACE * len(token) if token.strip(" ") == "" else token for token in pieces.tokens]
+    names = set(pieces.tokens)
+    tokens = [new if new not in names else old for new, old in zip(tokens, pieces.tokens, strict=True)]
+    pieces = Pieces(tokens, pieces.kinds, pieces.scores, pieces.merges, pieces.right_stripped)
     vocabulary = {token: number for number, token in enumerate(pieces.tokens)}
     model = {
         "type": "BPE",
@@ -144,14 +148,6 @@ def _decoder(prefix: Prefix) -> Step:
     if prefix != "never":
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {"type": "Sequence", "decoders": steps}
-
-
-def _respelled(pieces: Pieces) -> Pieces:
-    """Replace the runs of spaces that some files list (Gemma's) by the runs of `▁` of a normalised text."""
-    tokens = [SPACE * len(token) if token.strip(" ") == "" else token for token in pieces.tokens]
-    names = set(pieces.tokens)
-    tokens = [new if new not in names else old for new, old in zip(tokens, pieces.tokens, strict=True)]
-    return Pieces(tokens, pieces.kinds, pieces.scores, pieces.merges, pieces.right_stripped)
 
 
 Rank = tuple[bool, float, int, int]

@@ -66,7 +66,7 @@ class SavedTurn(msgspec.Struct, kw_only=True):
     """A model's turn that a server left unfinished: the events that readers have, the tokens they were made from, and
     the ids that were used."""
 
-    shown: deque[Event]
+    sent_events: deque[Event]
     deltas: list[Delta]
     ids: deque[str]
 
@@ -98,13 +98,13 @@ class SavedRun:
     def beginning(self) -> SavedTurn:
         """Return the events of a run whose agent had not begun, as a turn: all but RUN_STARTED and status events."""
         own = [each for each in self.events if not (type(each) is RunStarted or _is_status(each))]
-        return SavedTurn(shown=deque(own), deltas=[], ids=deque())
+        return SavedTurn(sent_events=deque(own), deltas=[], ids=deque())
 
     def turn(self, at: int) -> SavedTurn:
         """Return the model's turn that began after the event with that sequence number."""
         parts = [part for part in self._parts if part.turn == at]
         return SavedTurn(
-            shown=deque(each for each in self.events[at:] if not _is_status(each)),
+            sent_events=deque(each for each in self.events[at:] if not _is_status(each)),
             deltas=[delta for part in parts for delta in part.deltas],
             ids=deque(id for part in parts for id in part.ids),
         )
@@ -117,7 +117,7 @@ def _is_status(event: Event) -> bool:
 class _Part(msgspec.Struct):
     """What is being written to the store."""
 
-    shown: list[Event]
+    sent_events: list[Event]
     waiting: list[Event]
     deltas: list[Delta]
     ids: list[str]
@@ -143,7 +143,7 @@ class Journal:
         self._writer: JournalWriter | None = None
         self._key = ("", "", "")
         self._waiting: list[Event] = []
-        self._shown: list[Event] = []  # and not saved: the store was at fault, or they are certain to come again
+        self._sent_unsaved: list[Event] = []  # and not saved: the store was at fault, or they are certain to come again
         self._deltas: list[Delta] = []
         self._ids: list[str] = []
         self._turn = -1
@@ -175,7 +175,7 @@ class Journal:
             return
         elif (certain or self._writer.at_fault) and not self._waiting and self._under_way is None:
             self._log.append(event)
-            self._shown.append(event)
+            self._sent_unsaved.append(event)
         else:
             self._waiting.append(event)
             self._writer.wake(self)
@@ -199,16 +199,16 @@ class Journal:
         turn = self.replayed
         if self.muted or turn is None:
             return self.muted
-        if not turn.shown:
+        if not turn.sent_events:
             if not turn.ids:
                 self.replayed = None
             return False
         if not _is_status(event):
-            if type(turn.shown[0]) is not type(event):
+            if type(turn.sent_events[0]) is not type(event):
                 raise ReplayDiverged(
-                    f"The replay made {type(event).__name__} instead of {type(turn.shown[0]).__name__}."
+                    f"The replay made {type(event).__name__} instead of {type(turn.sent_events[0]).__name__}."
                 )
-            turn.shown.popleft()
+            turn.sent_events.popleft()
         return True
 
     # ---- a model's turn ---------------------------------------------------------------------------------------------
@@ -278,18 +278,18 @@ class Journal:
         body = self.body() if self._changed and self.body is not None else None
         self._changed = False
         last = self.count
-        packed = self._pack(last) if self._waiting or self._shown else b""
+        packed = self._pack(last) if self._waiting or self._sent_unsaved else b""
         self._under_way = _Part(
-            self._shown, self._waiting, self._deltas if packed else [], self._ids if packed else [],
+            self._sent_unsaved, self._waiting, self._deltas if packed else [], self._ids if packed else [],
             body is not None, self._flushed,
         )  # fmt: skip
-        self._shown, self._waiting, self._flushed = [], [], []
+        self._sent_unsaved, self._waiting, self._flushed = [], [], []
         if packed:  # tokens without an event wait for one, since a part is known by its last event
             self._deltas, self._ids = [], []
         return self._saved_events(last, packed, body)
 
     def _pack(self, last: int, *more: Event) -> bytes:
-        events = [encode(each) for each in (*self._shown, *self._waiting, *more)]
+        events = [encode(each) for each in (*self._sent_unsaved, *self._waiting, *more)]
         return pack(SavedPart(last, self._turn, events, self._deltas, self._ids))
 
     def _saved_events(self, last: int, packed: bytes, body: str | None) -> SavedEvents:
@@ -309,16 +309,16 @@ class Journal:
         part = self._leave_under_way()
         for event in (*part.waiting, *self._waiting):
             self._log.append(event)
-        self._shown = [*part.shown, *part.waiting, *self._waiting]
+        self._sent_unsaved = [*part.sent_events, *part.waiting, *self._waiting]
         self._waiting = []
         self._deltas, self._ids = [*part.deltas, *self._deltas], [*part.ids, *self._ids]
         self._changed = self._changed or part.has_body
         for future in part.flushed:
             _resolve(future, error)
-        if len(self._shown) > MOST_UNSAVED:
+        if len(self._sent_unsaved) > MOST_UNSAVED:
             log.warning("A run is no longer saved, since the store has failed for too long. It cannot be resumed.")
             self.state = "unsaved"
-            self._shown, self._deltas, self._ids = [], [], []
+            self._sent_unsaved, self._deltas, self._ids = [], [], []
             waiting, self._flushed = self._flushed, []
             for future in waiting:
                 _resolve(future, error)

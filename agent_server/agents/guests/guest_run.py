@@ -249,7 +249,7 @@ class GuestRun:
                 self._recorder.usage[used.model or self._name] = used
         interrupts = list(last.outcome.interrupts) if isinstance(last.outcome, InterruptOutcome) else []
         if interrupts or self._old_interrupts:
-            asked = [self._question(each) for each in interrupts]
+            questions = [self._question(each) for each in interrupts]
             for value in [] if interrupts else self._old_interrupts:
                 message = value if isinstance(value, str) else None
                 metadata = None if message is not None else {"value": value}
@@ -258,8 +258,8 @@ class GuestRun:
                 )
                 question = self._question(interrupt)
                 question["call"]["old"] = True
-                asked.append(question)
-            return self._interrupted(asked)
+                questions.append(question)
+            return self._interrupted(questions)
         # The calls for the client to answer: those that the guest names, otherwise those of the client's tools.
         pending: list[str] = []
         if isinstance(last.outcome, SuccessOutcome):

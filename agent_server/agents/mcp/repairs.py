@@ -215,19 +215,19 @@ def _call_result(version: str, result: Json) -> Json:
     warnings: list[str] = []
     content = result.get("content", result.get(BARE, result.get("toolResult")))
     blocks = content if isinstance(content, list) else [] if content is None else [content]
-    shown: list[object] = []
+    usable_blocks: list[object] = []
     for block in blocks:
         if _valid("tools/call", version, {"content": [block]}):
-            shown.append(block)
+            usable_blocks.append(block)
             continue
         kind = block.get("type") if isinstance(block, dict) else type(block).__name__
         if isinstance(block, dict) and isinstance(block.get("text"), str):
             warnings.append(f"a block of content of type {str(kind)[:64]!r} is shown as its text")
-            shown.append({"type": "text", "text": block["text"]})
+            usable_blocks.append({"type": "text", "text": block["text"]})
         else:
             warnings.append(f"a block of content of type {str(kind)[:64]!r} is shown as JSON")
-            shown.append(_text(block))
-    repaired: Json = {"content": shown}
+            usable_blocks.append(_text(block))
+    repaired: Json = {"content": usable_blocks}
     if not isinstance(content, list) and content is not None:
         warnings.append("its content is no list")
     if result.get("isError") is True:

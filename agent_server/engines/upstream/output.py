@@ -82,7 +82,14 @@ class Output:
         tokens: list[Token] = []
         characters = 0
         try:
-            for piece in filter(None, map(self._piece, frames)):
+            for data in frames:
+                try:
+                    piece = self._reader.read(data)
+                except (ValueError, RecursionError) as error:
+                    reason = f"data that is not a frame of the dialect {self._upstream.dialect.name}: {error}"
+                    raise EngineError("connection", f"The upstream sent {reason}", retryable=True) from error
+                if piece is None:
+                    continue
                 if not self._upstream.dialect.tokens:
                     self._texts_read += bool(piece.text)
                     # The count of tokens at which the answer is cut.
@@ -108,16 +115,6 @@ class Output:
             raise
         if tokens:
             yield tokens
-
-    def _piece(self, data: bytes) -> Piece | None:
-        try:
-            piece: Piece | None = self._reader.read(data)
-        except (ValueError, RecursionError) as error:
-            message = (
-                f"The upstream sent data that is not a frame of the dialect {self._upstream.dialect.name}: {error}"
-            )
-            raise EngineError("connection", message, retryable=True) from error
-        return piece
 
     def take(self, piece: Piece) -> list[Token]:
         """Return the tokens of one decoded frame that may be delivered now. Raises EngineError."""

@@ -193,11 +193,20 @@ class Issuer:
         granted, prefix = claims.get(self._settings.scope_claim), self._settings.scope_prefix
         entries = granted.split() if isinstance(granted, str) else granted if isinstance(granted, list) else []
         names = {str(each)[len(prefix) :] for each in entries if str(each).startswith(prefix)}
+        quota = Quota()
+        if (limits := claims.get(self._settings.limits_claim)) is not None:
+            # Invalid limits refuse the token: without them it would have none.
+            try:
+                quota = msgspec.convert(limits, Quota)
+            except msgspec.ValidationError:
+                raise _refusal("its limits cannot be read") from None
+            if min(msgspec.structs.astuple(quota)) < 0:
+                raise _refusal("its limits cannot be read")
         return Principal(
             tenant=tenant,
             name=subject or "",
             scopes=frozenset(scope for scope in SCOPES if scope in names),
-            quota=_quota(claims.get(self._settings.limits_claim)),
+            quota=quota,
             expires=float(expires),
             claims=dict(claims),
         )
@@ -227,19 +236,6 @@ class Issuer:
             raise _refusal("its signature is invalid") from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
             raise _refusal("its claims cannot be read") from None
-
-
-def _quota(claim: object) -> Quota:
-    """The limits in a claim. Raises RequestError for invalid ones: dropping them would lift the limits."""
-    if claim is None:
-        return Quota()
-    try:
-        quota = msgspec.convert(claim, Quota)
-    except msgspec.ValidationError:
-        raise _refusal("its limits cannot be read") from None
-    if min(msgspec.structs.astuple(quota)) < 0:
-        raise _refusal("its limits cannot be read")
-    return quota
 
 
 def _refusal(why: str) -> RequestError:

@@ -81,8 +81,14 @@ class BrowserPolicy:
         if self._is_foreign(headers):
             message = "The request comes from a web page of another origin. Allow it with --cors-origin ORIGIN."
             return RequestError("forbidden", message)
-        if scope["type"] == "http" and _is_simple(headers, form=route_path(scope) in FORMS):
-            return RequestError("unsupported_media_type", "Send the body as JSON, with Content-Type: application/json.")
+        if scope["type"] == "http" and headers.get(b"content-type") != b"application/json":
+            # A page may send bodies of these types without a preflight; a form is left to the routes that read forms.
+            empty = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+            kind = (_text(headers, b"content-type") or "").partition(";")[0].strip().lower()
+            is_read = kind == "multipart/form-data" and route_path(scope) in FORMS
+            if not empty and kind in SIMPLE_TYPES and not is_read:
+                message = "Send the body as JSON, with Content-Type: application/json."
+                return RequestError("unsupported_media_type", message)
         return None
 
     def _is_allowed_host(self, host: str | None) -> bool:
@@ -143,15 +149,6 @@ def _is_address(name: str) -> bool:
 def _text(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
     value = headers.get(name)
     return None if value is None else value.decode("latin-1")
-
-
-def _is_simple(headers: Mapping[bytes, bytes], *, form: bool) -> bool:
-    """Whether there is a body of a type that a page may send without a preflight. form: the route reads forms."""
-    if headers.get(b"content-type") == b"application/json":
-        return False
-    empty = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
-    kind = (_text(headers, b"content-type") or "").partition(";")[0].strip().lower()
-    return not empty and kind in SIMPLE_TYPES and not (form and kind == "multipart/form-data")
 
 
 class BrowserGuard:

@@ -157,10 +157,10 @@ def remove_some(connection: Connection, extent: Extent, threads: Sequence[tuple[
         removed.rows += len(threads)
         # Files of responses are deleted first, so that a response with too many of them is selected again.
         table, uses = schema.responses, schema.response_contents
-        left = max(1, most - removed.rows)
+        remaining = max(1, most - removed.rows)
         query = select(table.c.tenant, table.c.id).where(*_limits(extent, table, table.c.created_at))
-        responses = [(row.tenant, row.id) for row in connection.execute(query.limit(min(left, SLICE)))]
-        if _delete_uses(connection, uses, of_owners(uses, "id", responses), left, removed):
+        responses = [(row.tenant, row.id) for row in connection.execute(query.limit(min(remaining, SLICE)))]
+        if _delete_uses(connection, uses, of_owners(uses, "id", responses), remaining, removed):
             connection.execute(delete(table).where(of_owners(table, "id", responses)))
             removed.responses = Counter(tenant for tenant, _ in responses)
             removed.rows += len(responses)

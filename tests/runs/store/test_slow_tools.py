@@ -17,6 +17,7 @@ from adapters.errors import RequestError
 from agent_server.agents import Agent, tool
 from agent_server.agents.checkpoints import RunCheckpoint, encode_checkpoint, read_checkpoint
 from agent_server.agents.interrupts import UNKNOWN
+from agent_server.agents.running import Activity, CallResult
 from agent_server.runs.driver import RESUMES_LATER
 from agent_server.runs.store import KeptRecord, Store, StoreUnavailable
 from events.options import GenerationOptions, ResponseFormat, SamplingParams, ToolChoice
@@ -311,6 +312,18 @@ async def test_no_call_is_made_of_which_the_checkpoint_does_not_know(
         events = await house.ask("go")
         assert isinstance(events[-1], RunError) and events[-1].code == "unavailable"
     assert paid == []
+
+
+def test_a_checkpoint_of_the_previous_version_is_read_with_the_names_that_it_was_stored_under():
+    stored = """{"input": {}, "options": {}, "begun": true, "step": 1, "asked": "d1",
+        "calls": [{"id": "c1", "name": "pay", "arguments": {}, "ended": true, "asked": true, "content": "done",
+            "activities": [{"kind": "page", "content": {"a": 1}, "id": null, "told": false}]}]}"""
+    run = read_checkpoint(stored)
+    (call,) = run.calls
+    assert (run.request_digest, call.has_question) == ("d1", True)
+    assert call.result == CallResult(content="done", activities=(Activity(kind="page", content={"a": 1}),))
+    again = msgspec.json.decode(encode_checkpoint(run))
+    assert again["asked"] == "d1" and again["calls"][0]["asked"] is True and "request_digest" not in again
 
 
 def test_all_options_of_a_run_are_kept():

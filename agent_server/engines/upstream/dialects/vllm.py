@@ -69,8 +69,16 @@ class VLLM:
         entries = await models(transport)
         model = chosen_model([entry["id"] for entry in entries], model_name, transport.address.url)
         entry = next(entry for entry in entries if entry["id"] == model)
+        # The library behind structured outputs is found by trying. With vLLM's default setting a grammar in llguidance's
+        # Lark is accepted; a server that was started with xgrammar alone refuses it and accepts xgrammar's tags.
+        grammar: str | None = None
+        for library, words in (("llguidance", {"grammar": PROBE}), ("xgrammar", {"structural_tag": PROBE_TAG})):
+            body = {"model": model, "prompt": [0], "max_tokens": 1, "structured_outputs": words}
+            if (await transport.ask("/v1/completions", body)).status == 200:
+                grammar = library
+                break
         return UpstreamInfo(
-            grammar=await _grammar_library(transport, model),
+            grammar=grammar,
             model=model,
             models=tuple(each["id"] for each in entries),
             version=field_of((await transport.ask("/version")).json(), "version", str) or "",
@@ -120,16 +128,6 @@ def grammar_words(grammar: UpstreamGrammar | None) -> dict[str, object] | None:
             return {"json": grammar.value}
         case "regex":
             return {"regex": grammar.value}
-
-
-async def _grammar_library(transport: Transport, model: str) -> str | None:
-    """Find the library behind structured outputs by trying. With vLLM's default setting a grammar in llguidance's Lark
-    is accepted; a server that was started with xgrammar alone refuses it and accepts xgrammar's tags."""
-    for language, words in (("llguidance", {"grammar": PROBE}), ("xgrammar", {"structural_tag": PROBE_TAG})):
-        body = {"model": model, "prompt": [0], "max_tokens": 1, "structured_outputs": words}
-        if (await transport.ask("/v1/completions", body)).status == 200:
-            return language
-    return None
 
 
 class VLLMTokens(VLLM):
