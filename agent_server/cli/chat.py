@@ -83,11 +83,11 @@ class ChatSession:
         folder = Folder(self.messages, self.state)
         with client.stream("POST", path, json=body, headers={"accept": "text/event-stream"}) as response:
             if response.status_code != 200:
-                body = response.read()
+                answer = response.read()
                 try:
-                    fault = str(json.loads(body)["error"]["message"])
+                    fault = str(json.loads(answer)["error"]["message"])
                 except (ValueError, KeyError, TypeError):
-                    fault = body.decode("utf-8", "replace")[:500]
+                    fault = answer.decode("utf-8", "replace")[:500]
                 self.console.print(fault, style=STYLES["error"], markup=False)
                 return folder
             try:

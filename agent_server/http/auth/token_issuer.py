@@ -195,7 +195,7 @@ class Issuer:
         names = {str(each)[len(prefix) :] for each in entries if str(each).startswith(prefix)}
         quota = Quota()
         if (limits := claims.get(self._settings.limits_claim)) is not None:
-            # Invalid limits refuse the token: without them it would have none.
+            # Invalid limits refuse the token: dropping them would lift them.
             try:
                 quota = msgspec.convert(limits, Quota)
             except msgspec.ValidationError:

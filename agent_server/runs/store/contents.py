@@ -63,11 +63,16 @@ def parted(text: str) -> Parted:
     for start, end in _runs(text):
         # Of a data URL, or a whole string in JSON or in JSON within a string.
         is_whole = text[start - 1 : start] == '"' and text[end : end + 1] in ('"', "\\")
-        if (is_whole or text.endswith(_URL, 0, start)) and (content := _decoded(text[start:end])) is not None:
-            digest = hashlib.sha256(content).hexdigest()
-            by_digest[digest] = content
-            pieces += [text[done:start], MARK, digest]
-            done = end
+        if not (is_whole or text.endswith(_URL, 0, start)):
+            continue
+        data = text[start:end]
+        if len(data) % 4 or base64.b64encode(base64.b64decode(data[-4:])).decode() != data[-4:]:
+            continue  # encoding would not reproduce it exactly
+        content = b"".join(base64.b64decode(data[at : at + _PIECE]) for at in range(0, len(data), _PIECE))
+        digest = hashlib.sha256(content).hexdigest()
+        by_digest[digest] = content
+        pieces += [text[done:start], MARK, digest]
+        done = end
     return Parted("".join([*pieces, text[done:]]), by_digest)
 
 
@@ -86,13 +91,6 @@ def _runs(text: str) -> Iterator[tuple[int, int]]:
         done = place = place + len(padded) - len(padded.lstrip("="))
         if done - start >= _SHORTEST:
             yield start, done
-
-
-def _decoded(data: str) -> bytes | None:
-    """Decode base64. Return None for data that encoding would not reproduce exactly."""
-    if len(data) % 4 or base64.b64encode(base64.b64decode(data[-4:])).decode() != data[-4:]:
-        return None
-    return b"".join(base64.b64decode(data[at : at + _PIECE]) for at in range(0, len(data), _PIECE))
 
 
 def encoded(content: bytes) -> str:

@@ -69,7 +69,7 @@ class VLLM:
         entries = await models(transport)
         model = chosen_model([entry["id"] for entry in entries], model_name, transport.address.url)
         entry = next(entry for entry in entries if entry["id"] == model)
-        # The library behind structured outputs is found by trying. With vLLM's default setting a grammar in llguidance's
+        # The library behind structured outputs, found by trying. With vLLM's default setting a grammar in llguidance's
         # Lark is accepted; a server that was started with xgrammar alone refuses it and accepts xgrammar's tags.
         grammar: str | None = None
         for library, words in (("llguidance", {"grammar": PROBE}), ("xgrammar", {"structural_tag": PROBE_TAG})):
