@@ -16,6 +16,7 @@ import hmac
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from ssl import SSLContext
 
 import aiohttp
@@ -111,7 +112,7 @@ class Webhooks:
         while True:
             try:
                 now = int(self._now() * 1000)
-                due = await self._store.read(lambda connection, now=now: callbacks.due(connection, now, AT_ONCE))
+                due = await self._store.read(partial(callbacks.due, now=now, most=AT_ONCE))
                 async with asyncio.TaskGroup() as group:
                     for callback in due:
                         group.create_task(self._deliver(callback))
