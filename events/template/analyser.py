@@ -12,9 +12,10 @@ import msgspec
 
 from events.formats.family import Sign
 from events.formats.layout import call_opener
-from events.formats.output_format import Content, OutputFormat
+from events.formats.output_format import Content, OutputFormat, Reasoning
 from events.template import probe as words
 from events.template.content import analyse_content
+from events.template.difference import between
 from events.template.environment import ChatTemplate, TemplateError
 from events.template.probe import Capabilities, Probe, capabilities
 from events.template.reasoning import ReasoningAnalysis, Switch, analyse_reasoning, find_switches, prompts_of, settings
@@ -84,10 +85,11 @@ def analyse(template: str) -> TemplateAnalysis:
         tools = analyse_tools(probe, turn, reasoning)
         thought = reasoning.description()
         calls = tools.tools or explained_calls(probe)
-        if thought and calls and (not thought.start or thought.end[0].strip().startswith("</")):
+        tag_ends = thought is not None and (not thought.start or thought.end[0].strip().startswith("</"))
+        if thought and calls and (tag_ends or _calls_end_reasoning(probe, thought, on)):
             # Call markers that also end reasoning: tags, if reasoning ends with a tag (`</think>`, `<tool_call>`),
-            # since models of those families forget to close it. Families with other markers quote calls in their
-            # reasoning (`[TOOL_CALLS]`).
+            # since models of those families forget to close it, or if the template writes no other end before a call.
+            # Families with other markers quote calls in their reasoning (`[TOOL_CALLS]`).
             tags = [opener.strip().removesuffix("[").rstrip() for opener in (calls.section_start, calls.call_start)]
             ended_by = tuple(tag for tag in tags if tag.startswith("<") and tag.endswith(">"))
             thought = msgspec.structs.replace(thought, ended_by=ended_by)
@@ -131,6 +133,18 @@ def _ends(turn: TurnFrame, tools: ToolAnalysis) -> tuple[str, ...]:
     """Return the ends of a turn; for turns with calls including the opener of the result, if that is in the same turn
     (Gemma 4)."""
     return tuple(dict.fromkeys((*turn.stops, *markers_of(tools.leftover))))
+
+
+def _calls_end_reasoning(probe: Probe, thought: Reasoning, on: dict[str, object]) -> bool:
+    """Return whether the template writes a call directly behind reasoning, without the marker that else ends it."""
+    shape = probe.capabilities
+    if not shape.tool_calls or shape.reasoning_field is None:
+        return False
+    call = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
+    message = words.with_reasoning(words.calling([call], shape.call_content), shape.reasoning_field)
+    text = probe.render([words.user(), message], tools=True, **on)
+    stretch = between(text, words.REASONING, words.FUNCTION) if text else None
+    return stretch is not None and thought.end[0].strip() not in stretch
 
 
 def _findings(

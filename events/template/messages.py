@@ -21,7 +21,7 @@ from events.template.declarations import tool_declaration
 from events.template.environment import Message
 from events.template.history import HistoryCall, HistoryTurn, read_history
 from events.template.media_marks import Marks
-from events.template.probe import Capabilities, with_reasoning
+from events.template.probe import Capabilities, no_text, with_reasoning
 from events.template.writer import WrittenCall, write_calls
 
 NO_RESULT = "(no result)"
@@ -296,8 +296,8 @@ def _shape(turns: list[HistoryTurn], capabilities: Capabilities, warnings: list[
             message = {"role": "assistant", "tool_calls": calls}
             if text:
                 message = {**_plain("assistant", text, capabilities), **message}
-            elif capabilities.call_content != "absent":
-                message["content"] = "" if capabilities.call_content == "empty" else None
+            else:
+                message |= no_text(capabilities.call_content)
             shaped.append(_with_thought(message, turn, capabilities))
         else:
             shaped.append(_with_thought(_plain(turn.role, turn.text, capabilities), turn, capabilities))

@@ -25,7 +25,7 @@ CALL_ID, CALL_ID_TWO = "idAq00001", "idBq00002"  # nine letters and digits: the 
 LONG_CALL_ID = "call_0123456789abcdef"
 
 Arguments = Literal["object", "string"]
-CallContent = Literal["empty", "null", "absent"]
+CallContent = Literal["empty", "null", "absent", "part"]
 ReasoningField = Literal["reasoning_content", "reasoning", "thinking", "tool_plan", "content_part", "thinking_part"]
 REASONING_FIELDS: tuple[ReasoningField, ...] = (
     "reasoning_content",
@@ -35,7 +35,7 @@ REASONING_FIELDS: tuple[ReasoningField, ...] = (
     "content_part",
     "thinking_part",
 )
-_CONTENTS: tuple[CallContent, ...] = ("empty", "null", "absent")
+_CONTENTS: tuple[CallContent, ...] = ("empty", "null", "absent", "part")
 _STYLES: tuple[Arguments, ...] = ("object", "string")
 _SHAPES = [(named, content, style) for named in (False, True) for content in _CONTENTS for style in _STYLES]
 _TOOL_ROLES = ("tool", "ipython", "function", "observation", "tool_response", "tool_results")
@@ -96,9 +96,14 @@ def call(name: str, arguments: Mapping[str, Any], call_id: str = CALL_ID, style:
 
 def calling(calls: list[Message], content: CallContent = "empty") -> Message:
     message: Message = {"role": "assistant", "tool_calls": calls}
-    if content != "absent":
-        message["content"] = "" if content == "empty" else None
-    return message
+    return {**message, **no_text(content)}
+
+
+def no_text(content: CallContent) -> Message:
+    """Return what a message with calls has for its text if it has none. A template that looks into `content[0]` without
+    asking for its type (Command A Reasoning) needs a part."""
+    values: dict[CallContent, object] = {"empty": "", "null": None, "part": [{"type": "text", "text": ""}]}
+    return {} if content == "absent" else {"content": values[content]}
 
 
 def with_reasoning(message: Message, field: ReasoningField, text: str = REASONING) -> Message:

@@ -27,6 +27,7 @@ _HISTORY_NAME = re.compile(
 )
 _WORD_NAME = re.compile(r"effort|level|strength|mode", re.IGNORECASE)
 _BUDGET_NAME = re.compile(r"budget|tokens", re.IGNORECASE)
+_INVERSE_NAME = re.compile(r"^(skip|disable|no|hide|omit|without|suppress)_?(?=think|thought|reason)", re.IGNORECASE)
 _OFF_WORDS = ("/no_think", "/nothink")
 _STRING = re.compile(r"'((?:[^'\\\n]|\\.){1,80})'|\"((?:[^\"\\\n]|\\.){1,80})\"")
 _OPPOSITES = (("START", "END"), ("start", "end"), ("BEGIN", "END"), ("begin", "end"), ("prefix", "suffix"))
@@ -38,7 +39,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 class Switch(msgspec.Struct, frozen=True, kw_only=True):
     """A template variable that changes how much the model thinks.
 
-    kind: "boolean" (on and off are True and False), "effort" or "mode" (a word from `levels`), "budget" (a number of
+    kind: "boolean" (on and off are True and False, or the other way round if the name says so, as `skip_thinking`), "effort" or "mode" (a word from `levels`), "budget" (a number of
     tokens, 0 is off) or "text" (no variable: `name` is written into the system message to turn thinking off).
     default: the value or state without a setting, None if unknown. effect: "prompt" if it changes the generation
     prompt, "system" if it changes only the text before the conversation.
@@ -143,7 +144,7 @@ def switch_value(switch: Switch, on: bool) -> bool | str | int | None:
     """Return a switch's value for thinking on or off; None leaves it unset, also if the template thinks by default in a
     mode of its own (MiniMax M3: "adaptive")."""
     if switch.kind == "boolean":
-        return on
+        return on != bool(_INVERSE_NAME.match(switch.name))
     if switch.kind == "budget":
         return None if on else 0
     if switch.kind == "mode":

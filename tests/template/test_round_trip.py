@@ -86,3 +86,23 @@ def test_what_the_prompt_opened_is_reasoning(name: str, source: str) -> None:
         opened = prompt.rfind(start) > prompt.rfind(end)
         text = f"So.{described.reasoning.end[0]}Yes." if opened else "Yes."
         assert read(described, text, prompt, 3) == ("So." if opened else "", "Yes.", [])
+
+
+def test_a_call_that_the_template_writes_directly_behind_reasoning() -> None:
+    """Each block begins with a marker and ends where the next one begins, so that only text ends reasoning by name."""
+    found = analyse("""{% for m in messages %}
+{%- if m.role == 'assistant' %}
+  {%- if m.reasoning_content %}{{ '<|think|>\n' ~ m.reasoning_content ~ '\n' }}{% endif %}
+  {%- if m.content %}{{ '<|out|>\n' ~ m.content ~ '\n' }}{% endif %}
+  {%- for c in m.tool_calls or [] %}{{ '<|act|>\n' ~ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}
+{% endfor %}<|eot|>
+{% else %}{{ '<|' ~ m.role ~ '|>\n' ~ m.content ~ '\n' }}{% endif %}
+{%- endfor %}""")
+    call = '<|act|>\n{"name": "get_time", "arguments": {"city": "Brest"}}\n'
+    for size in (1, 7, 10_000):
+        expected = ("So.", "", [("get_time", {"city": "Brest"})])
+        assert read(found.output_format, f"<|think|>\nSo.\n{call}", found.message_start, size) == expected
+        expected = ("So.", "Look.", [("get_time", {"city": "Brest"})])
+        assert (
+            read(found.output_format, f"<|think|>\nSo.\n<|out|>\nLook.\n{call}", found.message_start, size) == expected
+        )

@@ -207,6 +207,46 @@ def test_thinking_by_whatever_switch(template: str, options: dict[str, Any], end
     assert ending.rpartition("\n")[2] in prompt.opened
 
 
+LOOKS_INTO_CONTENT = """{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}
+{%- for m in messages %}{{ '<|' ~ m.role ~ '|>' }}
+{%- if m.role == 'assistant' %}
+  {%- if (m.thinking or m.content[0].thinking) and not skip_thinking %}<|START_THINKING|>{{ m.thinking }}<|END_THINKING|>
+  {%- endif %}
+  {%- if m.tool_calls %}<|START_ACTION|>[
+    {%- for c in m.tool_calls %}{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}
+      {%- if not loop.last %}, {% endif %}
+    {%- endfor %}]<|END_ACTION|>
+  {%- else %}{{ m.content }}{% endif %}
+{%- else %}{{ m.content }}{% endif %}<|end|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% if skip_thinking %}<|START_THINKING|><|END_THINKING|>{% endif %}{% endif %}"""
+"""A template that indexes the content of a message with calls, whether it has any or not."""
+
+
+def test_calls_of_a_template_that_looks_into_their_empty_content() -> None:
+    call = ToolCall(id="c", function=FunctionCall(name="get_weather", arguments='{"city": "Brest"}'))
+    given = run_input(("user", "Hello"), tools=(WEATHER,))
+    given.messages += [
+        AssistantMessage(id="a", content=None, tool_calls=[call]),
+        ToolMessage(id="t", content="wet", tool_call_id="c"),
+    ]
+    prompt = builder(LOOKS_INTO_CONTENT).build(given, GenerationOptions())
+    written = '<|START_ACTION|>[{"name": "get_weather", "parameters": {"city": "Brest"}}]<|END_ACTION|>'
+    assert f"<|assistant|>{written}<|end|><|tool|>wet<|end|>" in prompt.text
+    parser = Parser(prompt.output_format, Policy(), opened=prompt.opened)
+    pieces = [*parser.feed(written), *parser.finish()]
+    assert [piece.name for piece in pieces if isinstance(piece, CallStart)] == ["get_weather"]
+    assert "".join(piece.text for piece in pieces if isinstance(piece, ArgumentText)) == '{"city": "Brest"}'
+
+
+@pytest.mark.parametrize("name", ["skip_thinking", "disable_thinking", "no_think", "without_reasoning"])
+def test_a_switch_whose_name_negates_thinking(name: str) -> None:
+    source = LOOKS_INTO_CONTENT.replace("skip_thinking", name)
+    closed = "<|assistant|><|START_THINKING|><|END_THINKING|>"
+    assert builder(source).build(HELLO, GenerationOptions(thinking=False)).text.endswith(closed)
+    assert builder(source).build(HELLO, GenerationOptions(thinking=True)).text.endswith("<|end|><|assistant|>")
+
+
 def test_effort() -> None:
     made = builder(own("harmony"))
     assert "Reasoning: high" in made.build(HELLO, GenerationOptions(reasoning_effort="high")).text
