@@ -276,6 +276,7 @@ class OllamaStream:
         self._identity = identity
         self._flags = flags
         self._calls: dict[str, tuple[str, list[str]]] = {}
+        self._sent_calls = 0
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
         if getattr(event, "subagent_run_id", None) is not None:
@@ -292,7 +293,9 @@ class OllamaStream:
             case ToolCallEnd(tool_call_id=id) if id in self._calls:
                 name, pieces = self._calls.pop(id)
                 if not is_cut(event.metadata):
-                    return self._line(self._piece(tool_calls=[_call(id, name, "".join(pieces))]))
+                    call = _call(id, self._sent_calls, name, "".join(pieces))
+                    self._sent_calls += 1
+                    return self._line(self._piece(tool_calls=[call]))
             case RunFinished():
                 end = _ending(_finish(event), event.usage or (), finished_metadata(event).timings)
                 return self._line(self._piece(content=""), **end)
@@ -329,7 +332,8 @@ def ollama_body(events: Sequence[Event], identity: OllamaIdentity, flags: Ollama
     answer = fold(events, hidden_tools=identity.hidden_tools)
     raise_failure(answer, "agui")
     extra: dict[str, object] = {"thinking": answer.reasoning} if answer.reasoning else {}
-    calls = [_call(call.id, call.name, call.arguments) for call in answer.calls if call.complete]
+    complete = (call for call in answer.calls if call.complete)
+    calls = [_call(call.id, index, call.name, call.arguments) for index, call in enumerate(complete)]
     if calls:
         extra["tool_calls"] = calls
     if flags.chat:
@@ -357,12 +361,12 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _call(id: str, name: str, arguments: str) -> dict[str, object]:
+def _call(id: str, index: int, name: str, arguments: str) -> dict[str, object]:
     try:
         values = msgspec.json.decode(arguments or "{}", type=dict[str, object])
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         values = {"arguments": arguments}
-    return {"id": id, "function": {"name": name, "arguments": values}}
+    return {"id": id, "function": {"index": index, "name": name, "arguments": values}}
 
 
 def _finish(event: RunFinished) -> str:

@@ -39,8 +39,9 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 class Switch(msgspec.Struct, frozen=True, kw_only=True):
     """A template variable that changes how much the model thinks.
 
-    kind: "boolean" (on and off are True and False, or the other way round if the name says so, as `skip_thinking`), "effort" or "mode" (a word from `levels`), "budget" (a number of
-    tokens, 0 is off) or "text" (no variable: `name` is written into the system message to turn thinking off).
+    kind: "boolean" (on and off are True and False, or the reverse if the name says so, as `skip_thinking`), "effort" or
+    "mode" (a word from `levels`), "budget" (a number of tokens, 0 is off) or "text" (no variable: `name` is put into
+    the system message to turn thinking off).
     default: the value or state without a setting, None if unknown. effect: "prompt" if it changes the generation
     prompt, "system" if it changes only the text before the conversation.
     """

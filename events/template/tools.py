@@ -232,6 +232,8 @@ def _tag_call(
     frame, leftover = _without_leftover(frame, renderer.turn)
     call_start, name_prefix = _split_opening(frame.opening)
     name_prefix, name_suffix, call_id = _take_out_id(name_prefix, suffixes, frame.closing)
+    if call_id.position == "before_name" and not call_start:  # `<call id="ID" name="NAME">`: what precedes the id opens
+        call_start, call_id = call_id.prefix, msgspec.structs.replace(call_id, prefix="")
     closing, frame_closing = frame.closing, frame.closing
     if call_id.position == "after_arguments":
         closing = frame_closing[frame_closing.find(call_id.suffix) + len(call_id.suffix) :] if call_id.suffix else ""

@@ -106,3 +106,15 @@ def test_a_call_that_the_template_writes_directly_behind_reasoning() -> None:
         assert (
             read(found.output_format, f"<|think|>\nSo.\n<|out|>\nLook.\n{call}", found.message_start, size) == expected
         )
+
+
+def test_a_tag_with_the_id_before_the_name() -> None:
+    found = analyse("""{% for m in messages %}{{ '<|' ~ m.role ~ '|>' ~ (m.content or '') }}
+{%- for c in m.tool_calls or [] %}<call id="{{ c.id }}" name="{{ c.function.name }}">{{ c.function.arguments | tojson }}</call>
+{%- endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}""")
+    text = '<call id="c1" name="get_time">{"city": "Brest"}</call><call id="c2" name="get_weather">{}</call>'
+    for size in (1, 7, 10_000):
+        expected = ("", "Look.", [("get_time", {"city": "Brest"}), ("get_weather", {})])
+        assert read(found.output_format, f"Look.{text}", found.message_start, size) == expected
+    calls = [WrittenCall("get_time", {"city": "Brest"}, "c1"), WrittenCall("get_weather", {}, "c2")]
+    assert write(found.output_format, calls=calls) == text
