@@ -82,6 +82,24 @@ async def test_a_tool_is_called_and_its_result_is_read() -> None:
         assert "Oslo" in prompt and "snow" in prompt
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_have_an_id_and_their_place(stream: bool) -> None:
+    """Ollama numbers the calls of an answer in `function.index`; readers of a stream put them together by it."""
+    calls = "\n".join(CALL.text.replace("Oslo", city) for city in ("Oslo", "Lima"))
+    async with serving(scripted(calls)) as running, httpx.AsyncClient(base_url=running.url) as http:
+        # As litellm's `ollama_chat` sends it.
+        messages = [{"role": "user", "content": "Hello", "images": []}]
+        body = {"model": "default", "messages": messages, "options": {}, "stream": stream, "tools": [WEATHER]}
+        answer = await http.post("/api/chat", json=body)
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+    found = [call for line in lines for call in line["message"].get("tool_calls", ())]
+    assert [(call["function"]["index"], call["function"]["arguments"]["location"]) for call in found] == [
+        (0, "Oslo"),
+        (1, "Lima"),
+    ]
+    assert len({call["id"] for call in found}) == 2
+
+
 async def test_a_format_binds_the_answer() -> None:
     async with serving() as running, AsyncClient(host=running.url) as client:
         schema: Any = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
