@@ -90,8 +90,8 @@ class _Reader:
                 raise UnusableFile(
                     f"{self.path} has the tensor {name} in a number format that is not known here ({number})."
                 )
-            kind, weights, size = kinds[number]
-            tensor_places[name] = TensorPlace(shape, kind, begin + offset, math.prod(shape) // weights * size)
+            block_kind, weights, size = kinds[number]
+            tensor_places[name] = TensorPlace(shape, block_kind, begin + offset, math.prod(shape) // weights * size)
         end = max((each.start + each.size for each in tensor_places.values()), default=0)
         if not tensor_places:
             raise UnusableFile(f"{self.path} has no tensors; download it again.")

@@ -135,7 +135,7 @@ def _ends(turn: TurnFrame, tools: ToolAnalysis) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*turn.stops, *markers_of(tools.leftover))))
 
 
-def _calls_end_reasoning(probe: Probe, thought: Reasoning, on: dict[str, object]) -> bool:
+def _calls_end_reasoning(probe: Probe, thought: Reasoning, on: dict[str, Any]) -> bool:
     """Return whether the template writes a call directly behind reasoning, without the marker that else ends it."""
     shape = probe.capabilities
     if not shape.tool_calls or shape.reasoning_field is None:
