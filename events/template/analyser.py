@@ -7,6 +7,7 @@ finding; a template that does not render gives plain text.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import msgspec
 
