@@ -80,8 +80,8 @@ def choose_cache_dtype(
 
 
 def find_compiler() -> str:
-    """Return the C compiler that Triton uses: the variable CC, gcc or clang. Empty if there is none."""
-    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or ""
+    """Return the name of the C compiler that Triton uses: the variable CC, gcc or clang. Empty if there is none."""
+    return Path(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or "").name
 
 
 def multiplies_bfloat16() -> bool:
