@@ -24,6 +24,7 @@ COMMANDS = {
     "replicas": "replicas",
     "chat": "chat",
     "evaluate": "evaluate",
+    "doctor": "doctor",
     "inspect": "inspect",
     "parse": "parse",
     "keys": "keys_command",
