@@ -140,7 +140,7 @@ async def test_tools_without_python_are_listed_and_a_server_that_is_away_is_a_wa
     (sky, away) = listed
     assert away == {
         "name": "gone", "transport": "stdio", "state": "failed", "problem": "could not be reached", "tools": [],
-        "resources": [], "resourceTemplates": [], "prompts": [], "leftOut": [],
+        "resources": [], "resourceTemplates": [], "prompts": [], "completions": False, "leftOut": [],
     }  # fmt: skip
     assert (sky["name"], sky["state"]) == ("sky", "ready")
     tools = {each["name"]: each for each in sky["tools"]}

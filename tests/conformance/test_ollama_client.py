@@ -137,7 +137,7 @@ async def test_the_npm_client_gets_the_same(node_clients: Any) -> None:
         entry = {"host": running.url, "model": "default", "messages": HELLO, "tools": [WEATHER]}
         [answer] = await asyncio.to_thread(node_clients.run, "ollama.mjs", [entry])
     assert answer["models"] > 0 and "completion" in answer["capabilities"]
-    assert answer["call"]["function"] == {"name": "get_weather", "arguments": {"location": "Oslo"}}
+    assert answer["call"]["function"] == {"index": 0, "name": "get_weather", "arguments": {"location": "Oslo"}}
     assert answer["streamed"] == "It snows." and answer["refusal"] == "model is required."
 
 
