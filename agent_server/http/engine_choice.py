@@ -143,7 +143,8 @@ def choose_engine(settings: Settings, source: str, name: str, *, shared: bool = 
     engine = settings.served.engine
     if engine in ((), ("auto",)):
         kind, reason = auto_engine(settings, source, shared=shared)
-        logger.info("%s is computed by the engine %s. %s", name, kind, reason)
+        if kind == "vllm" or missing_package() is None:
+            logger.info("%s is computed by the engine %s. %s", name, kind, reason)
         engine = (kind,)
     if engine == ("scripted",):
         return scripted_engine(source, name)
