@@ -381,10 +381,11 @@ KINDS = ("image", "audio", "video", "document")
 """AG-UI's kinds of content besides text."""
 
 
-def unsupported_part(kind: str, takes: Collection[str], at: str) -> RequestError:
-    """Return the error for a content part of a kind that the model does not read. at: the part's path."""
-    others = " and ".join(["text", *(name for name in KINDS if name in takes)])
-    return wrong(at, f"is {kind} content; this model takes {others}")
+def check_media(kind: str, takes: Collection[str], at: str) -> None:
+    """Raise RequestError for a content part of a kind that the model does not take. at: the part's path."""
+    if kind not in takes:
+        others = " and ".join(["text", *(name for name in KINDS if name in takes)])
+        raise wrong(at, f"is {kind} content; this model takes {others}")
 
 
 def current_turn_start(roles: Iterable[str]) -> int:
@@ -402,5 +403,5 @@ def check_parts(messages: Sequence[Message], takes: Collection[str]) -> None:
     for i, message in enumerate(messages):
         content = message.content if message.role == "user" and i >= turn_start else None
         for j, part in enumerate(content if isinstance(content, list) else ()):
-            if not isinstance(part, TextPart) and part.type not in takes:
-                raise unsupported_part(part.type, takes, f"messages.{i}.content.{j}")
+            if not isinstance(part, TextPart):
+                check_media(part.type, takes, f"messages.{i}.content.{j}")

@@ -29,7 +29,7 @@ from ag_ui.core import (
     UserMessage,
 )
 
-from adapters.body import KINDS, Limits, current_turn_start, notes_of_request, unsupported_part, wrong
+from adapters.body import KINDS, Limits, check_media, current_turn_start, notes_of_request, wrong
 from adapters.client_history import NewId, Placed, object_text, put_in_order, unwrap
 from adapters.request_tools import declarations_text
 from events.options import SEPARATOR
@@ -257,7 +257,7 @@ class _ContentReader:
                 case {"type": "text"}:
                     parts.append(TextPart(text=_text(block, at)))
                 case {"type": "image"}:
-                    _readable("image", media, at)
+                    check_media("image", media, at)
                     parts.append(ImagePart(source=_source(block.get("source"), at)))
                 case {"type": "document", "source": {"type": "text", "data": str(text)}}:
                     parts.append(TextPart(text=f"{title}\n{text}" if isinstance(title, str) else text))
@@ -265,7 +265,7 @@ class _ContentReader:
                     inner = _blocks(source.get("content"), f"{at}.source.content", self._limits.parts)
                     parts += self._parts([(each, f"{at}.source.content.{i}") for i, each in enumerate(inner)], media)
                 case {"type": "document"}:
-                    _readable("document", media, at)
+                    check_media("document", media, at)
                     named = {"filename": title} if title else None
                     parts.append(DocumentPart(source=_source(block.get("source"), at), metadata=named))
                 case {"type": "search_result"}:
@@ -278,11 +278,6 @@ class _ContentReader:
                 case _:
                     raise wrong(f"{at}.type", "is not a kind of block that this server reads from users")
         return parts
-
-
-def _readable(kind: str, media: Collection[str], at: str) -> None:
-    if kind not in media:
-        raise unsupported_part(kind, media, at)
 
 
 def _simple(parts: list[ContentPart]) -> str | list[ContentPart]:

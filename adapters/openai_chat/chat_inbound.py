@@ -43,12 +43,12 @@ from adapters.body import (
     Inbound,
     Lenient,
     Limits,
+    check_media,
     convert,
     current_turn_start,
     flag,
     notes_of_request,
     read_object,
-    unsupported_part,
     wrong,
 )
 from adapters.client_history import NewId, Placed, object_text, put_in_order
@@ -484,16 +484,16 @@ def read_part(part: Any, at: str, media: Collection[str]) -> ContentPart:
                 raise wrong(f"{at}.text", "must be a string")
             return TextPart(text=text)
         case "image_url" | "input_image":
-            _readable("image", media, at)
+            check_media("image", media, at)
             return ImagePart(source=_source(part.get("image_url"), part.get("file_id"), "image/png", at))
         case "video_url":
-            _readable("video", media, at)
+            check_media("video", media, at)
             return VideoPart(source=_source(part.get("video_url"), None, "video/mp4", at))
         case "audio_url":
-            _readable("audio", media, at)
+            check_media("audio", media, at)
             return AudioPart(source=_source(part.get("audio_url"), None, "audio/wav", at))
         case "input_audio":
-            _readable("audio", media, at)
+            check_media("audio", media, at)
             audio = part.get("input_audio")
             if not isinstance(audio, dict) or not isinstance(audio.get("data"), str):
                 raise wrong(f"{at}.input_audio", "must have base64 data")
@@ -501,7 +501,7 @@ def read_part(part: Any, at: str, media: Collection[str]) -> ContentPart:
             mime = f"audio/{form if form in ('wav', 'mp3', 'flac') else 'wav'}"
             return AudioPart(source=DataSource(value=audio["data"], mime_type=mime))
         case "file" | "input_file":
-            _readable("document", media, at)
+            check_media("document", media, at)
             file = part.get("file") if kind == "file" else part
             file = file if isinstance(file, dict) else {}
             address = file.get("file_data") or file.get("file_url")
@@ -510,11 +510,6 @@ def read_part(part: Any, at: str, media: Collection[str]) -> ContentPart:
             metadata = {"filename": filename} if isinstance(filename, str) and filename else None
             return DocumentPart(source=source, metadata=metadata)
     raise wrong(f"{at}.type", "is not a kind of content that this server knows")
-
-
-def _readable(kind: str, media: Collection[str], at: str) -> None:
-    if kind not in media:
-        raise unsupported_part(kind, media, at)
 
 
 def _source(address: object, file_id: object, mime: str, at: str) -> PartSource:
