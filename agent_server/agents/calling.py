@@ -16,7 +16,7 @@ from ag_ui.core import ActivityMessage, ToolCall, ToolMessage
 from agent_server.agents import interrupts
 from agent_server.agents.agent import Agent
 from agent_server.agents.checkpoints import CallCheckpoint, KnownResult
-from agent_server.agents.conversation_context import ConversationContext, Toolset
+from agent_server.agents.conversation_context import ConversationContext
 from agent_server.agents.early_calls import EarlyCall, EarlyCalls, Stage
 from agent_server.agents.guardrails import Forbidden, joined, strings
 from agent_server.agents.running import Callee, CallResult, Pending, answer_all, failure
@@ -38,20 +38,19 @@ WITHHELD = "A guard of this server withheld the result."
 class Caller:
     """Makes the calls of one conversation of an agent. Its methods return the questions to a person, as `Questions`."""
 
-    def __init__(self, agent: Agent, conversation_context: ConversationContext, tools: Toolset) -> None:
+    def __init__(self, agent: Agent, context: ConversationContext) -> None:
         self._agent = agent.name
-        self._user = agent.forward.narrowed(conversation_context.run.user)
-        self._tools = tools
-        self._warn = conversation_context.recorder.warn
-        self._concurrency = conversation_context.concurrency
-        self._context = conversation_context.run
-        self._conversation = conversation_context.conversation
-        self._state = conversation_context.state
-        self._emit = conversation_context.emit
-        self._may_ask = conversation_context.may_ask
-        self._checkpointer = conversation_context.checkpointer
-        self._warn = conversation_context.recorder.warn
-        self._guards = conversation_context.guards
+        self._user = agent.forward.narrowed(context.run.user)
+        self._tools = context.tools
+        self._warn = context.run.recorder.warn
+        self._concurrency = context.concurrency
+        self._context = context.run
+        self._conversation = context.conversation
+        self._state = context.state
+        self._emit = context.emit
+        self._may_ask = context.may_ask
+        self._checkpointer = context.checkpointer
+        self._guards = context.guards
 
     def early_calls(self) -> EarlyCalls:
         """The early calls of the next message."""

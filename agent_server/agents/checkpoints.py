@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from ag_ui.core import Message, ResumeEntry, RunAgentInput
@@ -33,9 +33,6 @@ from agent_server.runs.store.records import AskedPerson, InterruptAnswer, Interr
 from events.message import each_model, to_dicts
 from events.options import GenerationOptions
 from events.vocabulary import Event, MessagesSnapshot, RunOutcome, SuccessOutcome, TokenUsage, ToolCallResult
-
-if TYPE_CHECKING:
-    from agent_server.runs import Recorder, RunContext
 
 SAVE_SECONDS = 5.0
 """How long calls that must not be repeated wait for a store that fails."""
@@ -138,10 +135,10 @@ def read_checkpoint(text: str) -> RunCheckpoint:
 class Checkpointer:
     """Keeps the checkpoint of one run up to date."""
 
-    def __init__(self, context: RunContext, recorder: Recorder, conversation: Conversation, state: SharedState) -> None:
+    def __init__(self, context: RunContext, conversation: Conversation, state: SharedState) -> None:
         self._context = context
-        self._recorder = recorder
-        self._journal = recorder.journal
+        self._recorder = context.recorder
+        self._journal = context.recorder.journal
         self._conversation = conversation
         self._state = state
         self._input: dict[str, Any] | None = None  # in wire form, without the state and all messages but the last

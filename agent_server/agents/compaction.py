@@ -78,7 +78,7 @@ class Compactor:
     def __init__(
         self,
         settings: Compaction,
-        conversation_context: ConversationContext,
+        context: ConversationContext,
         turns: TurnTaker,
         summarise: Summarise,
         client: ClientCompaction | None = None,
@@ -86,10 +86,10 @@ class Compactor:
         self._client = client
         self._settings = settings
         self._turns = turns
-        self._conversation = conversation_context.conversation
-        self._context = conversation_context.run
-        self._recorder = conversation_context.recorder
-        self._emit = conversation_context.emit
+        self._conversation = context.conversation
+        self._context = context.run
+        self._recorder = context.run.recorder
+        self._emit = context.emit
         self._summarise = summarise
         self._compacted: Compacted | None = None
         self._stored_checked = False

@@ -1,9 +1,8 @@
-"""The parts of one conversation within a run, and the tools that the model may call in it. Plain data."""
+"""What one conversation within a run owns, and the tools that the model may call in it. Plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 from ag_ui.core import Context
@@ -15,13 +14,9 @@ from agent_server.agents.guardrails import Guards
 from agent_server.agents.running import Callee, ToolConcurrency
 from agent_server.agents.server_tools import Tool
 from agent_server.agents.state import SharedState
-from agent_server.agents.surfaces import Surfaces
 from agent_server.agents.tool_search import ToolIndex
-from agent_server.runs import Recorder, RunContext
+from agent_server.runs import RunContext
 from events.vocabulary import Event
-
-if TYPE_CHECKING:
-    from agent_server.agents.mcp.mcp_tools import McpTools
 
 
 class Toolset(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +28,8 @@ class Toolset(msgspec.Struct, frozen=True, kw_only=True):
     entries that the prompt includes.
     """
 
-    callees: Mapping[str, Callee]
-    declarations: Sequence[ToolDeclaration]
+    callees: Mapping[str, Callee] = {}
+    declarations: Sequence[ToolDeclaration] = ()
     approvals: Mapping[str, Tool] = {}
     early: frozenset[str] = frozenset()
     clients: frozenset[str] = frozenset()
@@ -43,22 +38,19 @@ class Toolset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationContext(msgspec.Struct, frozen=True, kw_only=True):
-    """One conversation within a run: the run's own, or a subagent's.
+    """What one conversation within a run owns: the run's own conversation, or a subagent's.
 
     run: what is fixed for the run. emit: sends an event (a subagent's are marked on the way). may_ask: whether a person
-    can be asked, which needs a stored thread. surfaces: the run's. concurrency: the server's limits for tool calls.
-    checkpointer: None for a subagent, whose run is part of a call. guards: None if there are none. requested_mcp:
-    connections to MCP servers that the request names, which are closed with the run.
+    can be asked, which needs a stored thread. concurrency: the server's limits for tool calls. checkpointer: None for a
+    subagent, whose run is part of a call. guards: None if there are none.
     """
 
     run: RunContext
-    recorder: Recorder
     conversation: Conversation
     state: SharedState
     emit: Callable[[Event], None]
     may_ask: bool
-    surfaces: Surfaces
     concurrency: ToolConcurrency
+    tools: Toolset = Toolset()
     checkpointer: Checkpointer | None = None
     guards: Guards | None = None
-    requested_mcp: list[McpTools] = []

@@ -13,7 +13,7 @@ from agent_server.agents.calling import CUT_OFF, Caller
 from agent_server.agents.checkpoints import RunCheckpoint, RunStart
 from agent_server.agents.compaction import Compactor
 from agent_server.agents.conversation import instructions_of
-from agent_server.agents.conversation_context import ConversationContext, Toolset
+from agent_server.agents.conversation_context import ConversationContext
 from agent_server.agents.early_calls import TurnRequest
 from agent_server.agents.guardrails import Forbidden
 from agent_server.agents.tool_search import discovered
@@ -56,24 +56,23 @@ class Loop:
     def __init__(
         self,
         agent: Agent,
-        conversation_context: ConversationContext,
+        context: ConversationContext,
         turns: TurnTaker,
-        tools: Toolset,
         options: GenerationOptions,
         compactor: Compactor | None = None,
     ) -> None:
         self._compactor = compactor
         self._agent = agent
         self._turns = turns
-        self._tools = tools
+        self._tools = context.tools
         self._options = options
-        self._context = conversation_context.run
-        self._recorder = conversation_context.recorder
-        self._conversation = conversation_context.conversation
-        self._state = conversation_context.state
-        self._emit = conversation_context.emit
-        self._checkpointer = conversation_context.checkpointer
-        self._caller = Caller(agent, conversation_context, tools)
+        self._context = context.run
+        self._recorder = context.run.recorder
+        self._conversation = context.conversation
+        self._state = context.state
+        self._emit = context.emit
+        self._checkpointer = context.checkpointer
+        self._caller = Caller(agent, context)
 
     async def resume(self, opening: RunStart) -> Outcome:
         """Answer the interrupted calls, then continue the loop. The events of the calls are not sent again."""

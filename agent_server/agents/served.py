@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from ag_ui.core import ActivityMessage, AgentCapabilities, Message, RunAgentInput, SystemMessage, UserMessage
-from ag_ui.core import Tool as ToolDeclaration
 
 from agent_server.agents import interrupts, subagents
 from agent_server.agents.agent import Agent, family, guards_of, mcp_connections, mcp_of, model_of
@@ -50,8 +49,9 @@ from agent_server.agents.tool_search import (
     tokens_of,
 )
 from agent_server.agents.turn import LanguageModel, TurnTaker
+from agent_server.agents.turn_output import TurnOutput
 from agent_server.pacing import collect_yielding
-from agent_server.runs import Ending, Recorder, Resumption, RunContext
+from agent_server.runs import Ending, Resumption, RunContext
 from agent_server.runs.store import Store
 from agent_server.settings import ToolLimits
 from agent_server.user import User
@@ -71,7 +71,7 @@ MIN_DEFERRED_TOKENS = 500
 
 
 class ServedAgent:
-    """Runs one agent. One instance serves all runs; the objects of a single run are created in `run`."""
+    """An agent with its model. One instance serves all runs; `AgentRun` is one of them."""
 
     def __init__(
         self,
@@ -147,37 +147,66 @@ class ServedAgent:
             user=run_checkpoint.user,
         )
 
-    async def run(self, context: RunContext, recorder: Recorder) -> Ending:
+    async def run(self, context: RunContext) -> Ending:
         """Run the agent once: apply the answers that the run resumes with, then run the loop."""
         opening = await open_run(context, self.name)
-        conversation = await self._conversation(context, recorder, opening)
+        # The client's or the thread's messages, with sealed reasoning decrypted and people's edits applied. Messages of
+        # subagents are left out of the prompt: the agent knows their results.
+        opened = unsealed(
+            [message for message in opening.messages if message.subagent_run_id is None],
+            self._sealer,
+            tenant=context.tenant,
+            thread_id=context.input.thread_id,
+            warn=context.recorder.warn,
+        )
+        conversation = Conversation(await collect_yielding(opened), opening.messages)
+        for record in context.thread.interrupts if context.thread is not None else ():
+            approved, edited = interrupts.approval_of(None if record.answer is None else record.answer.get("payload"))
+            if approved and edited is not None:
+                conversation.use_arguments(record.call["id"], edited)
+        return await AgentRun(self, context, opening, conversation).run()
+
+
+class AgentRun:
+    """Runs a served agent once, and the agents that it calls. Each of their conversations has a context and a loop."""
+
+    def __init__(self, served: ServedAgent, context: RunContext, opening: RunStart, conversation: Conversation) -> None:
+        agent, recorder = served.agent, context.recorder
+        self._served = served
+        self._agent = agent
+        self._run = context
+        self._opening = opening
         # Offer surfaces to the model if the page can show them and has no tool of its own with that name.
-        settings, own = self.agent.a2ui_settings, {each.name for each in context.input.tools or ()}
-        offered = self.agent.a2ui is not False and RENDER not in own
+        settings, own = agent.a2ui_settings, {each.name for each in context.input.tools or ()}
+        offered = agent.a2ui is not False and RENDER not in own
         catalog = page_catalog(context.input, settings) if offered else None
         version = version_of(context.input.forwarded_props)
-        surfaces = Surfaces(
+        self._surfaces = Surfaces(
             recorder.emit, conversation, catalog, settings.attempts, mirrored=SANDBOX in own, version=version
         )
+        self._requested_mcp: list[McpTools] = []
+        """Connections to MCP servers that the request names, which are closed with the run."""
         # The client's state; the thread's where the client sent none; else the agent's own.
         client_state = context.input.state
         if not client_state and context.thread is not None:
             client_state = context.thread.snapshot.state
-        initial = self.agent.state if not client_state and isinstance(self.agent.state, dict) else client_state
-        schema = self.agent.state if isinstance(self.agent.state, type) else None
+        initial = agent.state if not client_state and isinstance(agent.state, dict) else client_state
+        schema = agent.state if isinstance(agent.state, type) else None
         state = SharedState(initial, recorder.emit, schema)
-        conversation_context = ConversationContext(
+        self._main = ConversationContext(
             run=context,
-            recorder=recorder,
             conversation=conversation,
             state=state,
-            emit=surfaces.emit,
+            emit=self._surfaces.emit,
             may_ask=context.thread is not None,
-            surfaces=surfaces,
-            concurrency=self._concurrency,
-            checkpointer=Checkpointer(context, recorder, conversation, state),
-            guards=self.guards,
+            concurrency=served._concurrency,
+            checkpointer=Checkpointer(context, conversation, state),
+            guards=served.guards,
         )
+
+    async def run(self) -> Ending:
+        recorder, opening = self._run.recorder, self._opening
+        conversation, state = self._main.conversation, self._main.state
         recorder.messages = conversation.wire
         if opening.checkpoint is not None:
             # Continue where another server stopped: keep its counts, and do not repeat the run's first events.
@@ -187,157 +216,129 @@ class ServedAgent:
             for sentence in checkpoint.warnings:
                 recorder.warn(sentence)
             recorder.journal.muted = True
-        if self.agent.shares_state:
+        if self._agent.shares_state:
             state.snapshot()
         if opening.repeated is not None:
             # This very resume is already completed: only its results are sent again.
-            assert context.thread is not None
-            recorder.state = context.thread.snapshot.state
-            if not self.agent.shares_state:
+            assert self._run.thread is not None
+            recorder.state = self._run.thread.snapshot.state
+            if not self._agent.shares_state:
                 state.snapshot()
             messages = await collect_yielding(conversation.wire())
-            return repeat_events(context, surfaces.emit, messages, opening.repeated)
-        outcome = await self._outcome(conversation_context, opening)
-        if outcome.questions or (self.agent.shares_state and state.changed):
+            return repeat_events(self._run, self._main.emit, messages, opening.repeated)
+        outcome = await self._outcome()
+        if outcome.questions or (self._agent.shares_state and state.changed):
             state.snapshot()
         if outcome.questions:
             recorder.interrupts = list(outcome.questions)
             recorder.emit(MessagesSnapshot(messages=await collect_yielding(conversation.snapshot())))
         return ending_of(outcome)
 
-    async def _outcome(self, conversation_context: ConversationContext, opening: RunStart) -> Outcome:
+    async def _outcome(self) -> Outcome:
+        opening, recorder = self._opening, self._run.recorder
         if opening.questions:
             return Outcome(reason="tool_calls", questions=tuple(opening.questions))
         try:
-            loop = await self._loop(self.agent, conversation_context)
+            loop = await self._loop(self._agent, self._main)
             if opening.checkpoint is not None:
-                conversation_context.recorder.journal.muted = False
+                recorder.journal.muted = False
                 return await loop.resume_orphan(opening.checkpoint)
             return await (loop.resume(opening) if opening.resumes else loop.run())
         except Forbidden as forbidden:
             # Show that the answer was stopped, and store that with the thread.
-            conversation_context.recorder.close_open()
-            activity = withheld(conversation_context.run.new_id("activity"), forbidden)
-            conversation_context.recorder.emit(activity)
-            conversation_context.conversation.visible.append(
+            recorder.close_open()
+            activity = withheld(self._run.new_id("activity"), forbidden)
+            recorder.emit(activity)
+            self._main.conversation.visible.append(
                 ActivityMessage(id=activity.message_id, activity_type=activity.activity_type, content=activity.content)
             )
             return Outcome(reason="content_filter")
         finally:
-            await asyncio.gather(*(tools.close() for tools in conversation_context.requested_mcp))
-            conversation_context.surfaces.close()
-            if self.agent.shares_state or conversation_context.state.changed:
-                conversation_context.recorder.state = conversation_context.state.value
+            await asyncio.gather(*(tools.close() for tools in self._requested_mcp))
+            self._surfaces.close()
+            if self._agent.shares_state or self._main.state.changed:
+                recorder.state = self._main.state.value
 
-    async def _loop(self, agent: Agent, conversation_context: ConversationContext) -> Loop:
-        """The loop of this agent, or of one it calls."""
-        run = conversation_context.run
-        predictor = Predictor(agent.predict_state, conversation_context.state)
-        predictor.announce(conversation_context.emit)
+    async def _loop(self, agent: Agent, context: ConversationContext) -> Loop:
+        """The loop of this agent, or of one it calls. context: of its conversation; its tools are added here."""
+        run, served = self._run, self._served
+        predictor = Predictor(agent.predict_state, context.state)
+        predictor.announce(context.emit)
         reasoning: ReasoningPolicy | None = None
         if agent.reasoning != "full":
 
             async def summarise(text: str) -> str:
-                return await self._summary(conversation_context, text, SUMMARY_INSTRUCTIONS)
+                return await self._summary(context.guards, text, SUMMARY_INSTRUCTIONS)
 
             reasoning = ReasoningPolicy(
                 agent.reasoning,
-                self._sealer,
+                served._sealer,
                 tenant=run.tenant,
                 thread_id=run.input.thread_id,
                 summarise=agent.summarise or summarise,
             )
-        guards = conversation_context.guards
-        turns = TurnTaker(
-            model_of(agent, self._models),
-            run,
-            conversation_context.recorder,
-            conversation_context.emit,
+        output = TurnOutput(
+            context.emit,
             reasoning=reasoning,
             follow=predictor.follow if agent.predict_state else None,
-            cache_key=run.input.thread_id if agent is self.agent else run.new_id("place"),
-            guarded=None if guards is None else GuardedStream(guards),
-            journals=conversation_context.checkpointer is not None,
+            guarded=None if context.guards is None else GuardedStream(context.guards),
         )
-        options = effective_options(agent, run.options, self._model.output.sampling)
-        return Loop(
-            agent,
-            conversation_context,
-            turns,
-            await self._toolset(agent, conversation_context, turns),
-            options,
-            self._compactor(agent, conversation_context, turns),
+        turns = TurnTaker(
+            model_of(agent, served._models),
+            run,
+            output,
+            cache_key=run.input.thread_id if agent is self._agent else run.new_id("place"),
+            journals=context.checkpointer is not None,
         )
+        context = msgspec.structs.replace(context, tools=await self._toolset(agent, context, turns))
+        options = effective_options(agent, run.options, served._model.output.sampling)
+        return Loop(agent, context, turns, options, self._compactor(agent, context, turns))
 
-    def _compactor(self, agent: Agent, conversation_context: ConversationContext, turns: TurnTaker) -> Compactor | None:
+    def _compactor(self, agent: Agent, context: ConversationContext, turns: TurnTaker) -> Compactor | None:
         """The compactor of a stored conversation, or of one whose client asks for compaction; None for others, which
         are sent to the model unchanged or refused as too long. A subagent's conversation is a single task."""
-        context = conversation_context.run
-        settings, request = self._compaction, context.options.compact
+        run = self._run
+        settings, request = self._served._compaction, run.options.compact
         if request is not None:
             settings = replace(settings or Compaction(), mode="summarise")
-        if settings is None or agent is not self.agent or (request is None and context.thread is None):
+        if settings is None or agent is not self._agent or (request is None and run.thread is None):
             return None
 
         async def summarise(text: str) -> str:
             tokens = min(settings.summary_tokens, int(SUMMARY * await turns.context_length()))
-            return await self._summary(conversation_context, text, SUMMARISE_CONVERSATION, tokens, "text")
+            return await self._summary(context.guards, text, SUMMARISE_CONVERSATION, tokens, "text")
 
         client_request = None
         if request is not None:
-            client_request = ClientCompaction(request, partial(self._sealer.seal_compacted, tenant=context.tenant))
-        return Compactor(settings, conversation_context, turns, summarise, client_request)
+            client_request = ClientCompaction(request, partial(self._served._sealer.seal_compacted, tenant=run.tenant))
+        return Compactor(settings, context, turns, summarise, client_request)
 
-    async def _conversation(self, context: RunContext, recorder: Recorder, opening: RunStart) -> Conversation:
-        """The client's or the thread's messages, with sealed reasoning decrypted and people's edits applied.
-
-        Messages of subagents are left out of the prompt: the agent knows their results.
-        """
-        opened = unsealed(
-            [message for message in opening.messages if message.subagent_run_id is None],
-            self._sealer,
-            tenant=context.tenant,
-            thread_id=context.input.thread_id,
-            warn=recorder.warn,
-        )
-        conversation = Conversation(await collect_yielding(opened), opening.messages)
-        for record in context.thread.interrupts if context.thread is not None else ():
-            approved, edited = interrupts.approval_of(None if record.answer is None else record.answer.get("payload"))
-            if approved and edited is not None:
-                conversation.use_arguments(record.call["id"], edited)
-        return conversation
-
-    async def _toolset(self, agent: Agent, conversation_context: ConversationContext, turns: TurnTaker) -> Toolset:
-        run, recorder, surfaces = conversation_context.run, conversation_context.recorder, conversation_context.surfaces
+    async def _toolset(self, agent: Agent, context: ConversationContext, turns: TurnTaker) -> Toolset:
+        run, recorder, surfaces, served = self._run, self._run.recorder, self._surfaces, self._served
         own_limits = {"seconds": agent.time_limit, "characters": agent.result_limit}
         own_limits = {name: value for name, value in own_limits.items() if value}
-        limits = self._limits.model_copy(update=own_limits) if own_limits else self._limits
+        limits = served._limits.model_copy(update=own_limits) if own_limits else served._limits
         callees: dict[str, Callee] = {tool.name: FunctionCallee(tool, limits) for tool in agent.server_tools}
         declarations = [tool.declaration() for tool in agent.server_tools]
         approvals = {tool.name: tool for tool in agent.server_tools if tool.requires_approval is not False}
 
         async def run_nested(other: Agent, conversation: Conversation, emit: Emit) -> Outcome:
-            guards = guards_of(other, conversation_context.guards)
+            guards = guards_of(other, context.guards)
             nested = msgspec.structs.replace(
-                conversation_context,
-                conversation=conversation,
-                emit=emit,
-                may_ask=False,
-                checkpointer=None,
-                guards=guards,
+                context, conversation=conversation, emit=emit, may_ask=False, checkpointer=None, guards=guards
             )
             return await (await self._loop(other, nested)).run()
 
-        if agent is self.agent and surfaces.catalog is not None and RENDER not in callees:
+        if agent is self._agent and surfaces.catalog is not None and RENDER not in callees:
             callees[RENDER] = surfaces.callee()
             declarations.append(surfaces.catalog.declaration())
         always = {other.name for other in agent.subagents}
         for other in agent.subagents:
-            add_visible, emit = conversation_context.conversation.visible.extend, conversation_context.emit
+            add_visible, emit = context.conversation.visible.extend, context.emit
             callees[other.name] = SubagentCallee(other, run_nested, emit, run.new_id, add_visible, limits.characters)
             declarations.append(subagents.declaration(other))
-        offers = await self._requested_offers(conversation_context, limits) if agent is self.agent else []
-        if (mcp := self._mcp.get(agent.name)) is not None:
+        offers = await self._requested_offers(limits) if agent is self._agent else []
+        if (mcp := served._mcp.get(agent.name)) is not None:
             offers.append(await mcp.offer(limits, run.user))
         for offer in offers:
             for sentence in offer.warnings:
@@ -356,8 +357,16 @@ class ServedAgent:
                 if approving is not None:
                     approvals[declared.name] = approving
         # A subagent has none of the client's tools.
-        client_tools = (run.input.tools or ()) if agent is self.agent else ()
-        deferred = await self._deferred(declarations, always, limits, turns)
+        client_tools = (run.input.tools or ()) if agent is self._agent else ()
+        # The tools to search for instead of declaring, if all declarations exceed their share of the model's context.
+        # Subagents, sign-ins and the tool for surfaces are declared in any case.
+        deferred: ToolIndex | None = None
+        needed = tokens_of(declarations)
+        if limits.context_share and needed >= MIN_DEFERRED_TOKENS:
+            room = limits.context_share * await turns.context_length()
+            searchable = [each for each in declarations if each.name != RENDER and each.name not in always]
+            if needed > room and len(searchable) > RESULTS:
+                deferred = ToolIndex(searchable)
         if deferred is not None and SEARCH_TOOLS not in callees:
             callees[SEARCH_TOOLS] = SearchCallee(deferred)
             declarations = [each for each in declarations if each.name not in deferred.tools]
@@ -375,9 +384,9 @@ class ServedAgent:
             context=surfaces.prompt_context(run.input.context or ()),
         )
 
-    async def _requested_offers(self, conversation_context: ConversationContext, limits: ToolLimits) -> list[Offer]:
+    async def _requested_offers(self, limits: ToolLimits) -> list[Offer]:
         """The tools of the MCP servers that the request names. Sends an event with the tools of each."""
-        servers, user = conversation_context.run.options.mcp_servers, conversation_context.run.user
+        servers, user = self._run.options.mcp_servers, self._run.user
         if not servers:
             return []
         from agent_server.agents.mcp.mcp_tools import requested_offer
@@ -385,51 +394,30 @@ class ServedAgent:
         offers: list[Offer] = []
         requests = (requested_offer(server, limits, user) for server in servers)
         for tools, offer, description in await asyncio.gather(*requests):
-            conversation_context.requested_mcp.append(tools)
-            conversation_context.emit(Custom(name=MCP_TOOLS_EVENT, value=description))
+            self._requested_mcp.append(tools)
+            self._main.emit(Custom(name=MCP_TOOLS_EVENT, value=description))
             offers.append(offer)
         return offers
 
-    async def _deferred(
-        self, declarations: Sequence[ToolDeclaration], always: Collection[str], limits: ToolLimits, turns: TurnTaker
-    ) -> ToolIndex | None:
-        """The tools to search for instead of declaring, if all declarations exceed their share of the model's context.
-
-        always: names of tools that are declared in any case, as the one for surfaces is.
-        """
-        tools = [each for each in declarations if each.name != RENDER and each.name not in always]
-        needed = tokens_of(declarations)
-        if not limits.context_share or needed < MIN_DEFERRED_TOKENS:
-            return None
-        room = limits.context_share * await turns.context_length()
-        return ToolIndex(tools) if needed > room and len(tools) > RESULTS else None
-
     async def _summary(
         self,
-        conversation_context: ConversationContext,
+        guards: Guards | None,
         text: str,
         instructions: str,
         tokens: int = SUMMARY_TOKENS,
         where: Where = "reasoning",
     ) -> str:
-        """Let the model summarise a text in a turn whose events are not sent. where: how guards classify the text.
-        Raises EngineError, or Forbidden."""
+        """Let the model summarise a text in a turn whose events are not sent. guards: of the conversation. where: how
+        they classify the text. Raises EngineError, or Forbidden."""
         messages: list[Message] = [
             SystemMessage(id="summary-instructions", content=instructions),
             UserMessage(id="summary-text", content=text),
         ]
-        source = conversation_context.run.input
+        source = self._run.input
         input = RunAgentInput(thread_id=source.thread_id, run_id=source.run_id, messages=messages, tools=[])
         options = GenerationOptions(sampling=SamplingParams(temperature=0.0, max_tokens=tokens), thinking=False)
-        guarded = None if conversation_context.guards is None else GuardedStream(conversation_context.guards, where)
-        turns = TurnTaker(
-            self._model,
-            conversation_context.run,
-            conversation_context.recorder,
-            lambda event: None,
-            guarded=guarded,
-        )
-        turn = await turns.take(input, options)
+        output = TurnOutput(lambda event: None, guarded=None if guards is None else GuardedStream(guards, where))
+        turn = await TurnTaker(self._served._model, self._run, output).take(input, options)
         return turn.output.text.strip()
 
 

@@ -14,8 +14,7 @@ from opentelemetry.trace import SpanKind
 
 from agent_server.agents.conversation import Conversation
 from agent_server.agents.early_calls import ReadAhead, TurnRequest
-from agent_server.agents.guardrails import Forbidden, GuardedStream, check_documents
-from agent_server.agents.reasoning_policy import ReasoningPolicy
+from agent_server.agents.guardrails import Forbidden, check_documents
 from agent_server.agents.turn_output import EmitEvent, TurnMessages, TurnOutput
 from agent_server.engine_protocol.continuation import may_continue
 from agent_server.engine_protocol.protocol import (
@@ -42,7 +41,7 @@ from agent_server.models.prompting.schemas import validate
 from agent_server.models.prompting.thinking import thinking_budget
 from agent_server.observability.tracing import PROVIDER, note, note_content, span, wants_content
 from agent_server.pacing import PART
-from agent_server.runs import Recorder, RunContext
+from agent_server.runs import RunContext
 from agent_server.settings import OutputSettings
 from events.message import to_dicts
 from events.options import GenerationOptions, SamplingParams
@@ -92,37 +91,28 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 class TurnTaker:
     """Takes turns of one model on behalf of one run.
 
-    cache_key: the key under which the engine keeps the conversation's KV cache between turns; "" keeps none. emit:
-    sends an event (a subagent's are marked on the way). follow: called with every event of the model before it is
-    sent. guarded: filters the model's output; what it withholds appears nowhere else, and the turn ends with Forbidden.
-    journals: save the generated tokens in the run's journal. `messages_so_far()` also returns the output of a turn that
-    failed or was cancelled.
+    output: where the model's events go; one for all turns of a conversation. cache_key: the key under which the engine
+    keeps the conversation's KV cache between turns; "" keeps none. journals: save the generated tokens in the run's
+    journal.
     """
 
     def __init__(
         self,
         model: LanguageModel,
         context: RunContext,
-        recorder: Recorder,
-        emit: EmitEvent,
+        output: TurnOutput,
         *,
-        reasoning: ReasoningPolicy | None = None,
-        follow: EmitEvent | None = None,
         cache_key: str = "",
-        guarded: GuardedStream | None = None,
         journals: bool = False,
     ) -> None:
         self._model = model
         self._journals = journals
         self._context = context
-        self._recorder = recorder
-        self._emit = emit
-        self._reasoning = reasoning
-        self._follow = follow
+        self._recorder = context.recorder
+        self._output = output
+        self._emit = output.send
+        self._guarded = output.guarded
         self._cache_key = cache_key
-        self._guarded = guarded
-        self._output = self._new_output(None)
-        self._last_output: TurnMessages | None = None  # of a completed turn
 
     async def take(
         self,
@@ -137,7 +127,7 @@ class TurnTaker:
         Raises EngineError, or Forbidden if a guard stops the output. On an error and on cancellation, open messages and
         calls have been closed.
         """
-        self._output, self._last_output = self._new_output(on_event), None
+        self._output.begin(on_event)
         if self._guarded is not None:
             # Token details would reveal text before the guards have read it, and tokens that were not sampled.
             if options.sampling.logprobs is not None:
@@ -184,11 +174,6 @@ class TurnTaker:
         """The number of tokens in a turn's prompt, which may exceed the model's context."""
         async with self._model.use(self._emit_loading):
             return len((await self._prompt(input, options, instructions, fits=False)).token_ids)
-
-    def _new_output(self, on_event: EmitEvent | None) -> TurnOutput:
-        return TurnOutput(
-            self._emit, reasoning=self._reasoning, follow=self._follow, guarded=self._guarded, on_event=on_event
-        )
 
     def read_ahead(self, conversation: Conversation, next_request: Callable[[], TurnRequest]) -> ReadAhead:
         """Compute the known beginning of the next prompt while a turn's calls run, if the engine can hold it."""
@@ -282,7 +267,7 @@ class TurnTaker:
         if options.token_details:
             recorder.describe_prompt(prompt.token_ids, finished)
             recorder.unsent = translator.unsent
-        output = self._last_output = await self._output.messages_yielding()
+        output = await self._output.complete()
         return Turn(output=output, finished=finished, invalid=await self._validate(output, input))
 
     @staticmethod
@@ -345,8 +330,8 @@ class TurnTaker:
         return invalid
 
     def messages_so_far(self) -> TurnMessages:
-        """The messages of the current turn so far, or of the last one."""
-        return self._output.messages_so_far() if self._last_output is None else self._last_output
+        """The messages of the current turn so far, or of the last one, even if it failed or was cancelled."""
+        return self._output.messages_so_far()
 
     async def _generate(
         self,

@@ -1,4 +1,4 @@
-"""The output of one turn: events for the run's readers, and messages for the next prompt.
+"""The output of a conversation's turns: events for the run's readers, and messages for the next prompt.
 
 Events pass through the guards, then the agent's reasoning policy, then go to the run's readers. A turn without guards
 or a policy sends each token's events at once.
@@ -67,41 +67,52 @@ class TurnMessages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnOutput:
-    """One turn's output. emit, follow, guarded, reasoning: as for TurnTaker. on_event: called with each sent event.
+    """The output of a conversation's turns, one turn at a time.
 
-    tokens: the number that guards or the policy have read. reasoning_tokens: the number that were reasoning.
+    send: sends an event (a subagent's are marked on the way). reasoning: the agent's policy. follow: called with every
+    event of the model before it is sent. guarded: filters the model's output; what it withholds appears nowhere else,
+    and the turn ends with Forbidden.
+
+    tokens: the number of the turn's tokens that guards or the policy have read. reasoning_tokens: the number that were
+    reasoning.
     """
 
     def __init__(
         self,
-        emit: EmitEvent,
+        send: EmitEvent,
         *,
         reasoning: ReasoningPolicy | None = None,
         follow: EmitEvent | None = None,
         guarded: GuardedStream | None = None,
-        on_event: EmitEvent | None = None,
     ) -> None:
-        self._emit = emit
+        self.send = send
+        self.guarded = guarded
         self._reasoning = reasoning
         self._follow = follow
-        self._guarded = guarded
-        self._on_event = on_event
         self.filtered = reasoning is not None or guarded is not None
         """Whether a policy or guards, which may wait, filter what readers get; then use `emit_filtered`."""
+        self.begin(None)
+
+    def begin(self, on_event: EmitEvent | None) -> None:
+        """Begin a turn. on_event: called with each of its events after it was sent."""
+        self._on_event = on_event
         self.tokens = self.reasoning_tokens = 0
         self._model_folder = Folder()
-        self._visible_folder = self._model_folder if reasoning is None else Folder()
+        self._visible_folder = self._model_folder if self._reasoning is None else Folder()
+        self._messages: TurnMessages | None = None  # of a completed turn
 
     def messages_so_far(self) -> TurnMessages:
-        """The messages of the turn so far."""
+        """The messages of the turn so far, even if it failed or was cancelled."""
+        if self._messages is not None:
+            return self._messages
         visible = to_models(_without_token_details(message) for message in self._visible_folder.messages)
         if self._model_folder is self._visible_folder:
             return TurnMessages(messages=tuple(visible), visible=tuple(visible))
         model_messages = to_models(_without_token_details(message) for message in self._model_folder.messages)
         return TurnMessages(messages=tuple(model_messages), visible=tuple(visible))
 
-    async def messages_yielding(self) -> TurnMessages:
-        """As `messages_so_far`, for a turn that has ended; yields to the event loop while it converts many calls."""
+    async def complete(self) -> TurnMessages:
+        """The messages of a turn that has ended. Yields to the event loop while it converts many calls."""
         visible: list[Message] = await collect_yielding(
             each_model(map(_without_token_details, self._visible_folder.messages))
         )
@@ -110,7 +121,8 @@ class TurnOutput:
             model_messages = await collect_yielding(
                 each_model(map(_without_token_details, self._model_folder.messages))
             )
-        return TurnMessages(messages=tuple(model_messages), visible=tuple(visible))
+        self._messages = TurnMessages(messages=tuple(model_messages), visible=tuple(visible))
+        return self._messages
 
     def read(self, delta: Delta, translator: Translator | PlainTranslator, details: bool) -> list[Event]:
         """Translate a delta's tokens to events. An engine delivers several tokens at once when the server is behind;
@@ -138,13 +150,13 @@ class TurnOutput:
             if type(event) is RunError:
                 raise Unreadable(event.message, event.code)
             record(event)
-            self._emit(event)
+            self.send(event)
             if self._on_event is not None:
                 self._on_event(event)
 
     async def emit_filtered(self, events: list[Event]) -> None:
         """As `emit`, for what the guards let through. Raises Forbidden for what they do not."""
-        guarded = self._guarded
+        guarded = self.guarded
         if guarded is None:
             await self._emit_with_policy(events)
             return
@@ -161,7 +173,7 @@ class TurnOutput:
         If the turn failed or was cancelled, the guards are not called again, and text that waits for them is dropped.
         Raises Forbidden.
         """
-        guarded = self._guarded
+        guarded = self.guarded
         if not self.filtered:
             self.emit(translator.finish(reason, stop))
         elif guarded is not None and reason in ("cancelled", "error"):
@@ -189,7 +201,7 @@ class TurnOutput:
             self._record(event)
             for visible_event in await policy.visible(event):
                 self._visible_folder.add(visible_event)
-                self._emit(visible_event)
+                self.send(visible_event)
                 if self._on_event is not None:
                     self._on_event(visible_event)
 

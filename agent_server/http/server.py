@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agent_server.engines.transcription import Transcriber
     from agent_server.models.model import ChatModel
     from agent_server.models.pool import AnyModel, ModelPool, PooledModel
-    from agent_server.runs import Ending, Recorder, RunContext, RunManager, User
+    from agent_server.runs import Ending, RunContext, RunManager, User
     from agent_server.runs.store import Store
     from agent_server.runs.webhooks import Webhooks
 
@@ -73,7 +73,7 @@ class ServesRuns(Protocol):
     async def answer_app(self, request: ProxiedRequest, user: User) -> Mapping[str, object]:
         """Answer a request that an MCP app's page makes to its server: the MCP result, or an error."""
 
-    async def run(self, context: RunContext, recorder: Recorder) -> Ending: ...
+    async def run(self, context: RunContext) -> Ending: ...
 
     async def close(self) -> None: ...
 

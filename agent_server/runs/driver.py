@@ -183,14 +183,14 @@ class Driver:
                 await turn.come()
                 if before and self.joins is not None and (joining := await self.joins(self.run)) is not None:
                     self.run.state = "running"
-                    return self._finished(await joining.run(self._context(), self.recorder))
+                    return self._finished(await joining.run(self._context()))
                 if self._orphan is not None and self.when_ready is not None:
                     await self.when_ready()
                 self.run.state = "running"
                 await self._open()
                 if self.run.stopped_by is not None:
                     return self._stopped()
-                return self._finished(await self.agent.run(self._context(), self.recorder))
+                return self._finished(await self.agent.run(self._context()))
         except asyncio.CancelledError:
             return self._stopped()
         except TimeoutError:
@@ -257,6 +257,7 @@ class Driver:
             input=run.input,
             options=run.options,
             tenant=run.tenant,
+            recorder=self.recorder,
             controls=run.controls,
             stopped_by=lambda: run.stopped_by,
             new_id=self.journal.new_id if self.journal.is_open else self._new_id,

@@ -1,4 +1,4 @@
-"""A run as its agent sees it: its input (`RunContext`) and where its events and notes go (`Recorder`)."""
+"""A run as its agent sees it: its input (`RunContext`) and, within it, where its events and notes go (`Recorder`)."""
 
 from __future__ import annotations
 
@@ -59,27 +59,6 @@ class OpenThread:
 
     async def record_result(self, interrupt_id: str, content: object, message_id: str | None) -> None:
         await self._store.record_result(*self._key, interrupt_id, content, message_id, self._run_id)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunContext:
-    """A run's input and what the agent may use.
-
-    thread: None if nothing is stored. checkpoint, saved: of a resumed run, the agent's checkpoint and the events from
-    the server that ended; None for a new run. user: who requested the run; of a resumed run only the name is known.
-    stopped_by: why the run is being stopped; None while it is not.
-    """
-
-    input: RunAgentInput
-    options: GenerationOptions
-    tenant: str
-    controls: Controls
-    new_id: Callable[[str], str]
-    thread: OpenThread | None = None
-    checkpoint: str | None = None
-    saved: SavedRun | None = None
-    user: User = NOBODY
-    stopped_by: Callable[[], StopReason | None] = lambda: None
 
 
 class Recorder:
@@ -220,6 +199,28 @@ def token_row(token: Token) -> Scored:
     return (token.id, token.text, token.logprob, others)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What is fixed for a run: its input, and what the agent may use.
+
+    recorder: where its events and notes go. thread: None if nothing is stored. checkpoint, saved: of a resumed run, the
+    agent's checkpoint and the events from the server that ended; None for a new run. user: who requested the run; of a
+    resumed run only the name is known. stopped_by: why the run is being stopped; None while it is not.
+    """
+
+    input: RunAgentInput
+    options: GenerationOptions
+    tenant: str
+    recorder: Recorder
+    controls: Controls
+    new_id: Callable[[str], str]
+    thread: OpenThread | None = None
+    checkpoint: str | None = None
+    saved: SavedRun | None = None
+    user: User = NOBODY
+    stopped_by: Callable[[], StopReason | None] = lambda: None
+
+
 class Resumption(msgspec.Struct, frozen=True, kw_only=True):
     """What is needed to restart a run from a checkpoint.
 
@@ -255,9 +256,9 @@ class Runnable(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def run(self, context: RunContext, recorder: Recorder) -> Ending:
-        """Emit events until done. Raise EngineError or RequestError on failure. The run's driver emits RUN_STARTED and
-        the terminal event."""
+    async def run(self, context: RunContext) -> Ending:
+        """Emit events to the context's recorder until done. Raise EngineError or RequestError on failure. The run's
+        driver emits RUN_STARTED and the terminal event."""
 
     async def close(self) -> None:
         """Release resources. Called after the last run has ended, possibly more than once."""

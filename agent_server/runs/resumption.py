@@ -17,7 +17,7 @@ from adapters.errors import RequestError
 from agent_server.runs.admission import Capacity, QueuedTurn
 from agent_server.runs.broken_streams import closing_events
 from agent_server.runs.driver import Driver, Orphan
-from agent_server.runs.execution import Ending, Recorder, Resumes, RunContext, Runnable
+from agent_server.runs.execution import Ending, Resumes, RunContext, Runnable
 from agent_server.runs.journal import SavedPart, SavedRun, pack
 from agent_server.runs.run import Run, no_such_run
 from agent_server.runs.store import KeptRecord, SavedEvents, Store
@@ -325,7 +325,7 @@ class Joining:
         self.is_cancelled: Callable[[], bool] = lambda: False
         self._followed = followed
 
-    async def run(self, context: RunContext, recorder: Recorder) -> Ending:
+    async def run(self, context: RunContext) -> Ending:
         reader = self._followed.events()
         try:
             async for _, event in reader:
@@ -335,12 +335,12 @@ class Joining:
                         "unavailable" if retryable else "internal", event.message, None, 1.0 if retryable else None
                     )
                 if isinstance(event, RunFinished):
-                    recorder.usage = {each.model or "": each for each in event.usage or ()}
+                    context.recorder.usage = {each.model or "": each for each in event.usage or ()}
                     was_cancelled = isinstance(event.outcome, CancelledOutcome)
                     reason = "cancelled" if was_cancelled else str((event.metadata or {}).get("finishReason") or "stop")
                     return Ending(outcome=event.outcome or SuccessOutcome(), result=event.result, reason=reason)
                 if not isinstance(event, RunStarted):
-                    recorder.emit(event)
+                    context.recorder.emit(event)
         except asyncio.CancelledError:
             if self.is_cancelled():
                 with contextlib.suppress(RequestError):

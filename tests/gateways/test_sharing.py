@@ -10,7 +10,7 @@ import pytest
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
-from agent_server.runs import Ending, Recorder, RunContext, RunManager
+from agent_server.runs import Ending, RunContext, RunManager
 from agent_server.runs.sharing import Gateway
 from agent_server.runs.sharing.streams import RedisKeys, RunPlace
 from agent_server.settings import LogLimits, RunLimits, SharingLimits
@@ -34,7 +34,8 @@ class Talker:
         self.words: asyncio.Queue[str | None] = asyncio.Queue()
         self.begun: list[str] = []
 
-    async def run(self, context: RunContext, recorder: Recorder) -> Ending:
+    async def run(self, context: RunContext) -> Ending:
+        recorder = context.recorder
         self.begun.append(context.input.run_id)
         recorder.emit(TextMessageStart(message_id="m"))
         while (word := await self.words.get()) is not None:

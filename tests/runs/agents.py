@@ -22,8 +22,8 @@ class Plain:
         self.name = "default"
         self.body = body
 
-    async def run(self, context: RunContext, recorder: Recorder) -> Ending:
-        return await self.body(recorder)
+    async def run(self, context: RunContext) -> Ending:
+        return await self.body(context.recorder)
 
     async def close(self) -> None:
         pass

@@ -21,7 +21,7 @@ from agent_server.agents.guests.guest import Guest, GuestError, GuestInput
 from agent_server.agents.guests.own_engine import CutShort, OwnEngine
 from agent_server.agents.running import failure
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.runs import Ending, Recorder, RunContext
+from agent_server.runs import Ending, RunContext
 from agent_server.runs.store.records import AskedPerson, HeldCall
 from events.message import Folder
 from events.run_output import Wire
@@ -61,17 +61,17 @@ class GuestRun:
         name: str,
         model: LanguageModel | None,
         context: RunContext,
-        recorder: Recorder,
         opening: RunStart,
         messages: Sequence[Wire],
         guards: Guards | None = None,
     ) -> None:
         self._guest = guest
         self._name = name
+        recorder = context.recorder
         self._context = context
         self._recorder = recorder
         self._opening = opening
-        self._engine = None if model is None else OwnEngine(model, context, recorder, guards)
+        self._engine = None if model is None else OwnEngine(model, context, guards)
         self._guarded = None if guards is None else GuardedStream(guards)
         # The client's state; the thread's if the client sent none.
         state: Any = context.input.state

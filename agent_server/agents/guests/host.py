@@ -21,7 +21,7 @@ from agent_server.agents.guests.guest import Guest, GuestError
 from agent_server.agents.guests.guest_run import GuestRun
 from agent_server.agents.guests.own_engine import CURRENT, OwnEngine
 from agent_server.pacing import collect_yielding
-from agent_server.runs import Ending, Recorder, RunContext, User
+from agent_server.runs import Ending, RunContext, User
 from events.message import each_dict
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class HostedAgent:
         self.guards = guards
         self._model = model
 
-    async def run(self, context: RunContext, recorder: Recorder) -> Ending:
+    async def run(self, context: RunContext) -> Ending:
         if context.options.raw_prompt is not None:
             raise RequestError(
                 "invalid_request", f"The agent {self.name} takes messages and cannot complete a raw prompt.", "model"
@@ -63,8 +63,7 @@ class HostedAgent:
             raise RequestError("invalid_request", message, "context_management")
         opening = await open_run(context, self.name)
         stored = await collect_yielding(each_dict(opening.messages))
-        guards = self.guards
-        return await GuestRun(self.guest, self.name, self._model, context, recorder, opening, stored, guards).run()
+        return await GuestRun(self.guest, self.name, self._model, context, opening, stored, self.guards).run()
 
     async def close(self) -> None:
         await self.guest.close()

@@ -17,13 +17,14 @@ from ag_ui.core import Message, RunAgentInput, Tool
 
 from agent_server.agents.guardrails import GuardedStream, Guards
 from agent_server.agents.turn import Turn, TurnTaker
+from agent_server.agents.turn_output import TurnOutput
 from agent_server.engine_protocol.protocol import EngineError
 from events.options import GenerationOptions, ResponseFormat, SamplingParams, ToolChoice
 from events.vocabulary import Event, RunFinished, SuccessOutcome, TokenUsage
 
 if TYPE_CHECKING:
     from agent_server.agents.turn import LanguageModel
-    from agent_server.runs import Recorder, RunContext
+    from agent_server.runs import RunContext
 
 CURRENT: ContextVar[OwnEngine | None] = ContextVar("own_engine", default=None)
 OUTSIDE = (
@@ -58,13 +59,10 @@ class OwnEngine:
     cut_short: the finish reason of the last turn, if it ended within a call ("length" for one at its limit).
     """
 
-    def __init__(
-        self, model: LanguageModel, context: RunContext, recorder: Recorder, guards: Guards | None = None
-    ) -> None:
+    def __init__(self, model: LanguageModel, context: RunContext, guards: Guards | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         self._model = model
         self._context = context
-        self._recorder = recorder
         self._guards = guards
         self._tasks: set[asyncio.Task[Turn]] = set()
         self._closed = False
@@ -125,7 +123,7 @@ class OwnEngine:
             raise RuntimeError("The run that this model belongs to has ended.")
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         guarded = None if self._guards is None else GuardedStream(self._guards)
-        turns = TurnTaker(self._model, self._context, self._recorder, events.put_nowait, guarded=guarded)
+        turns = TurnTaker(self._model, self._context, TurnOutput(events.put_nowait, guarded=guarded))
         task = asyncio.create_task(turns.take(input, options), name="generation for a guest")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
