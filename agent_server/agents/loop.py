@@ -18,6 +18,7 @@ from agent_server.agents.early_calls import TurnRequest
 from agent_server.agents.guardrails import Forbidden
 from agent_server.agents.tool_search import discovered
 from agent_server.agents.turn import CannotContinue, TurnTaker
+from agent_server.agents.turn_output import TurnMessages
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.pacing import collect_yielding
 from agent_server.runs import Ending
@@ -161,15 +162,16 @@ class Loop:
         return outcome
 
     async def _turn_and_calls(self, number: int, *, resumed: bool = False) -> Outcome | None:
-        early = self._caller.early_calls()
+        early, output = self._caller.early_calls(), TurnMessages()
         try:
+            if self._compactor is not None:
+                await self._compactor.fit(lambda: self._next_request(number))
+            if self._checkpointer is not None and not resumed:
+                await self._checkpointer.begin_turn(number)
+            on_event = early.observe if self._tools.early else None
+            request = self._next_request(number)
             try:
-                if self._compactor is not None:
-                    await self._compactor.fit(lambda: self._next_request(number))
-                if self._checkpointer is not None and not resumed:
-                    await self._checkpointer.begin_turn(number)
-                on_event = early.observe if self._tools.early else None
-                turn = await self._turns.take(*self._next_request(number), on_event=on_event)
+                turn = await self._turns.take(*request, on_event=on_event)
             finally:
                 output = self._turns.messages_so_far()
                 self._conversation.add(output.messages, output.visible)
@@ -182,7 +184,7 @@ class Loop:
                 questions = await self._caller.call(server_calls, turn.invalid, early)
                 read_ahead.continues = bool(questions or pending)
         except Forbidden:
-            server_calls, _ = self._split_calls(self._turns.messages_so_far().calls)
+            server_calls, _ = self._split_calls(output.calls)
             self._caller.reject(server_calls)
             raise
         finally:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 from typing import Any
 
 import pytest
-from ag_ui.core import AssistantMessage, FunctionCall, Message, ReasoningMessage, ToolCall, ToolMessage, UserMessage
+from ag_ui.core import (
+    AssistantMessage,
+    DataSource,
+    DocumentPart,
+    FunctionCall,
+    Message,
+    ReasoningMessage,
+    TextPart,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_server.agents import Agent, Compaction, tool
 from agent_server.agents.compaction import COMPACTED, Compacted, compacted_view, digest, find_cut, pieces
+from agent_server.agents.guardrails import PatternGuard
 from agent_server.engines.scripted import Fault, Script
 from agent_server.runs.store import Store
-from events.vocabulary import ActivitySnapshot, RunError, RunFinished, TextMessageContent
+from events.vocabulary import ActivitySnapshot, RunError, RunFinished, TextMessageContent, ToolCallResult
 from tests.agents.harness import House, of
 from tests.agents.models import Model, call
 
@@ -227,3 +240,23 @@ def test_a_digest_is_of_what_is_said_and_of_no_ids():
     one, other = conversation(["user", "call"], [3, 4]), conversation(["user", "call"], [3, 4])
     other[0].id = "another"
     assert digest(one) == digest(other) and digest(one) != digest(conversation(["user", "call"], [3, 5]))
+
+
+async def test_a_guard_that_stops_a_long_prompt_does_not_answer_the_last_turn_s_calls_again():
+    """Its call was made and answered; the document in the result is read only when the next prompt is measured."""
+
+    @tool
+    def fetch() -> list[object]:
+        """Fetch a file."""
+        source = DataSource(value=base64.b64encode(b"It is a blue heron.").decode(), mime_type="text/plain")
+        return [TextPart(text="word " * 1000), DocumentPart(source=source)]
+
+    heron = PatternGuard("heron", phrases=["blue heron"], on=["results"])
+    agent = Agent(name="default", tools=[fetch], guards=[heron], compaction="summarise")
+    async with house([call("fetch")], agent=agent) as asked:
+        events = await asked.ask("fetch it")
+        kept = await asked.store.messages("", "t")
+    assert events[-1].metadata["finishReason"] == "content_filter"
+    assert [each["role"] for each in kept if each["role"] != "activity"] == ["user", "assistant", "tool"]
+    (result,) = of(events, ToolCallResult)
+    assert result.metadata is None, "it was answered as a call that was not made"
