@@ -21,9 +21,21 @@ Tell = Callable[[EngineStatus], None]
 """Called with the status of a model that is being loaded."""
 
 logger = logging.getLogger("agent_server")
-TERMINAL_STATES = frozenset({"ready", "failed", "stopped"})
 POLL_SECONDS = 0.1
 _ALWAYS_LOADED: AbstractAsyncContextManager[None] = contextlib.nullcontext()
+
+
+async def loading_states(read: Callable[[], EngineStatus]) -> AsyncGenerator[EngineStatus, None]:
+    """Yield each new status while a model is loading or its engine does not answer, and the one after that."""
+    last: EngineStatus | None = None
+    while True:
+        status = read()
+        if status != last:
+            yield status
+        if status.state not in ("starting", "loading") and not status.silent:
+            return
+        last = status
+        await asyncio.sleep(POLL_SECONDS)
 
 
 class ChatModel:
@@ -133,17 +145,8 @@ class ChatModel:
         """Return the prompt builder for requests that need no weights. Raises EngineError."""
         return self.prompts
 
-    async def states(self) -> AsyncGenerator[EngineStatus, None]:
-        """Yield each new status while the model is loading, up to "ready", "failed" or "stopped"."""
-        last: EngineStatus | None = None
-        while True:
-            status = self.status
-            if status != last:
-                yield status
-            if status.state in TERMINAL_STATES:
-                return
-            last = status
-            await asyncio.sleep(POLL_SECONDS)
+    def states(self) -> AsyncGenerator[EngineStatus, None]:
+        return loading_states(lambda: self.status)
 
     async def close(self) -> None:
         await self.intake.close()

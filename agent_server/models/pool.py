@@ -22,7 +22,7 @@ import msgspec
 from adapters.body import KINDS
 from agent_server.engine_protocol.protocol import Engine, EngineError, EngineStatus
 from agent_server.media.intake import Intake
-from agent_server.models.model import POLL_SECONDS, ChatModel, Tell
+from agent_server.models.model import POLL_SECONDS, ChatModel, Tell, loading_states
 from agent_server.settings import OutputSettings, PoolSettings
 
 if TYPE_CHECKING:
@@ -156,17 +156,8 @@ class PooledModel:
             async with self.use(lambda status: None):
                 pass
 
-    async def states(self) -> AsyncGenerator[EngineStatus, None]:
-        """Yield each new status while the model is being loaded, and the one after that."""
-        last: EngineStatus | None = None
-        while True:
-            status = self.status
-            if status != last:
-                yield status
-            if status.state not in ("starting", "loading"):
-                return
-            last = status
-            await asyncio.sleep(POLL_SECONDS)
+    def states(self) -> AsyncGenerator[EngineStatus, None]:
+        return loading_states(lambda: self.status)
 
     async def close(self) -> None:
         await self.intake.close()

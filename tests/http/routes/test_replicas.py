@@ -5,6 +5,7 @@ import json
 
 import httpx
 from typer.testing import CliRunner
+from websockets.asyncio.client import connect
 
 from agent_server.cli.main import app
 from agent_server.engines.replicas import ReplicaSet
@@ -93,6 +94,19 @@ async def test_a_run_says_that_it_was_resumed_and_the_metrics_say_where():
         assert 'agent_server:replica_healthy{replica="host:1"} 1.0' in text
         assert 'agent_server:replica_requests_in_flight{replica="host:1"} 0.0' in text
         assert 'agent_server:replica_circuit{replica="host:0",state="closed"} 1.0' in text
+
+
+async def test_a_generation_over_a_websocket_begins_while_only_some_replicas_are_ready():
+    made = engines(Script(text="one"), Script(text="one"))
+    async with serving(made, demo=False) as running:
+        made.drain("host:1")
+        assert running.server.model.status.state == "degraded"
+        async with connect(running.url.replace("http", "ws") + "/generate") as client, asyncio.timeout(30):
+            await client.send(json.dumps({"type": "config", "prompt": "hi", "options": {"stream": True}}))
+            kinds = [json.loads(await client.recv())["type"]]
+            while kinds[-1] not in ("completion", "error"):
+                kinds.append(json.loads(await client.recv())["type"])
+    assert kinds[-1] == "completion"
 
 
 def test_the_command_says_what_is_wrong_in_one_sentence():
