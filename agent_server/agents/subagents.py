@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 from ag_ui.core import Message, Tool, UserMessage
@@ -75,7 +74,7 @@ class SubagentCallee:
         self._limit = limit
         self.repeatable = is_repeatable(agent)
 
-    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
+    async def answer(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
         task = arguments.get("task")
         if not isinstance(task, str) or not task.strip():
             return failure("Invalid arguments: task must say what to do.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 from ag_ui.core import ActivityMessage, Context, RunAgentInput
@@ -261,7 +260,7 @@ class RenderCallee:
     def __init__(self, surfaces: Surfaces) -> None:
         self._surfaces = surfaces
 
-    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
+    async def answer(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
         assert self._surfaces.catalog is not None
         return self._surfaces.render(context.tool_call_id, arguments, self._surfaces.catalog)
 

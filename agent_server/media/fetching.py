@@ -11,6 +11,7 @@ import base64
 import binascii
 import socket
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from ssl import SSLContext
 from urllib.parse import unquote_to_bytes
@@ -93,7 +94,7 @@ def allowed_place(
     if named not in hosts:
         way = "from" if verb == "fetch" else "to"
         raise Refused(f"This server does not {verb} {way} {named}; its operator names hosts with {option}.")
-    if _is_address(host) and not allowed(host):
+    if is_address(host) and not allowed(host):
         raise Refused(f"{host} is not a public address.")
     return where
 
@@ -156,7 +157,9 @@ class Fetcher:
             return bytes(body)
 
 
-def _is_address(host: str) -> bool:
+@lru_cache(256)
+def is_address(host: str) -> bool:
+    """Return whether a host is an IP address, not a name."""
     try:
         ip_address(host)
     except ValueError:

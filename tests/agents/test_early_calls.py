@@ -19,7 +19,7 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan
 
 from agent_server.agents import Agent, McpServer, ToolContext, ToolLimits, tool
 from agent_server.agents.mcp.listing import ServerTool
-from agent_server.agents.mcp.mcp_tools import McpCallee
+from agent_server.agents.mcp.mcp_callee import McpCallee
 from agent_server.agents.mcp.sessions import McpConnection
 from agent_server.engines.scripted import Fault, Script
 from agent_server.observability import tracing

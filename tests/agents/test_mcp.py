@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from agent_server.agents import Agent, McpServer
-from agent_server.agents.mcp.mcp_tools import McpCallee
+from agent_server.agents.mcp.mcp_callee import McpCallee
 from agent_server.engines.scripted import Script
 from agent_server.runs.store import Store
 from events.vocabulary import (

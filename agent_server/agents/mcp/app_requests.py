@@ -24,8 +24,9 @@ from adapters.forwarded_props import ProxiedRequest
 from agent_server.agents.mcp.apps import SCHEME, app_of
 from agent_server.agents.mcp.consent import ConsentRequired
 from agent_server.agents.mcp.errors import reason_of
+from agent_server.agents.mcp.mcp_callee import argument_problem
 from agent_server.agents.mcp.mcp_server import McpServer
-from agent_server.agents.mcp.mcp_tools import McpConnections, argument_problem, needs_approval
+from agent_server.agents.mcp.mcp_tools import McpConnections, needs_approval
 from agent_server.agents.mcp.sessions import McpConnection, ToolRequest
 from agent_server.user import User
 

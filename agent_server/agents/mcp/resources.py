@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from ag_ui.core import Tool as ToolDeclaration
@@ -139,7 +139,7 @@ class ResourceReader:
             },
         )
 
-    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
+    async def answer(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
         server, uri = self._connection.server, arguments.get("uri") or ""
         if not isinstance(uri, str):
             return failure(f"Invalid arguments: uri: {uri!r} is not a URI.")

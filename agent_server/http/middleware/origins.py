@@ -16,10 +16,8 @@ Clients other than browsers send neither Origin nor Sec-Fetch-Site and are not a
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from adapters.errors import RequestError
 from agent_server.http.middleware.context import first_headers
 from agent_server.http.middleware.errors import error_response, refuse_websocket, route_path
+from agent_server.media.fetching import is_address
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 PROBES = frozenset({"/health", "/ready"})
@@ -99,7 +98,7 @@ class BrowserPolicy:
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0].rstrip(".")
         if name == "localhost" or name.endswith(".localhost"):
             return True
-        if len(name) <= MAX_ADDRESS_LENGTH and _is_address(name):
+        if len(name) <= MAX_ADDRESS_LENGTH and is_address(name):
             return True
         if self._single_labels and name and "." not in name:
             return True
@@ -135,15 +134,6 @@ def server_names(host: str) -> set[str]:
 def in_container() -> bool:
     """Whether this process runs in a container of Docker, Podman or Kubernetes."""
     return any(Path(mark).exists() for mark in CONTAINER_MARKS)
-
-
-@lru_cache(256)
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _text(headers: Mapping[bytes, bytes], name: bytes) -> str | None:

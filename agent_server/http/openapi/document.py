@@ -13,7 +13,8 @@ from starlette.routing import BaseRoute, Route
 from adapters.errors import TABLE, ErrorKind, Wire, payload
 from adapters.request_fields import Field
 from agent_server.http.middleware.errors import wire_at
-from agent_server.http.openapi.operations import OPERATIONS, Body, Envelope, Fields, Free, Operation
+from agent_server.http.openapi.operation import Body, Envelope, Fields, Free, Operation
+from agent_server.http.openapi.operations import OPERATIONS
 
 REF = "#/components/schemas/{model}"
 MSGSPEC_REF = "#/components/schemas/{name}"

@@ -6,7 +6,7 @@ A route without a row, or a row without a route, fails tests/http/routes/test_op
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from ag_ui.core import AgentCapabilities, Event, RunAgentInput
 
@@ -23,86 +23,14 @@ from adapters import (
     rerank,
 )
 from adapters import tokenize as tokenizing
-from adapters.request_fields import Field
 from agent_server.http.openapi import answers
+from agent_server.http.openapi.operation import Envelope, Fields, Free, Operation
 from agent_server.http.routes.health_routes import ReplicaChange
 from agent_server.http.routes.mcp_routes import CompletionRequest, PromptRequest, ResourceRequest
 from agent_server.http.routes.models_routes import AdapterRecord, ModelAction, ModelChange, NewAdapter
 from agent_server.http.routes.threads_routes import Branch, Change, Erased, MessageFeedback
 from agent_server.models.pool import ModelState
 from agent_server.runs.store.records import FeedbackRecord, Removal, RunRecord, ThreadRecord
-
-Tag = Literal[
-    "AG-UI",
-    "Runs",
-    "Threads",
-    "CopilotKit",
-    "AI SDK",
-    "OpenAI",
-    "Anthropic",
-    "Ollama",
-    "Generate",
-    "Tokens",
-    "Agents",
-    "Operation",
-    "Page",
-]
-
-
-class Fields(NamedTuple):
-    """A request body described by a parser's table of fields. name: of the schema. required: names of fields."""
-
-    name: str
-    table: Mapping[str, Field]
-    required: tuple[str, ...]
-
-
-class Free(NamedTuple):
-    """A JSON object with a description and its known properties."""
-
-    description: str = ""
-    properties: Mapping[str, Any] = {}
-    required: tuple[str, ...] = ()
-
-
-class Envelope(NamedTuple):
-    """An object with one value, or a list of values, under one name. extra: schemas of further properties."""
-
-    name: str
-    of: type
-    many: bool = False
-    extra: Mapping[str, object] = {}
-
-
-Body = type | Fields | Free | Envelope
-
-
-class Operation(NamedTuple):
-    """The description of one route.
-
-    body: of the request, as JSON or (form) as multipart/form-data. answer: the body for `status`; None for no body.
-    stream: the data of each server-sent event, if the route can stream. end_mark: the text of the last event instead.
-    accepts: other media types of the stream. query: name → (schema, description). answers_also: further statuses with
-    the same body; 204 has none. lines: the route can stream JSON lines, each a partial answer. refusals: media type →
-    schema of errors that do not have the wire's format.
-    """
-
-    tag: Tag
-    summary: str
-    description: str = ""
-    body: Body | None = None
-    form: bool = False
-    answer: Body | str | None = None
-    status: int = 200
-    stream: Any = None
-    end_mark: str = ""
-    accepts: tuple[str, ...] = ()
-    query: Mapping[str, tuple[Mapping[str, object], str]] = {}
-    example: Mapping[str, object] | None = None
-    answers_also: tuple[int, ...] = ()
-    lines: bool = False
-    refusals: Mapping[str, Mapping[str, object]] = {}
-
 
 DONE = "[DONE]"
 HELLO = [{"role": "user", "content": "What can you do?"}]

@@ -19,7 +19,8 @@ from schemathesis.checks import CHECKS
 from starlette.routing import Route
 
 from agent_server.http.app import create_app
-from agent_server.http.openapi.operations import OPERATIONS, Operation
+from agent_server.http.openapi.operation import Operation
+from agent_server.http.openapi.operations import OPERATIONS
 from tests.server import Running, scripted, serving
 from tests.server import settings as server_settings
 
