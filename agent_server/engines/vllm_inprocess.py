@@ -23,10 +23,8 @@ from agent_server.engine_protocol.protocol import (
     ErrorKind,
     GenerationRequest,
     OnlyCancelled,
-    check_length,
-    check_supported,
 )
-from agent_server.engines.upstream.connection import Upstream, bounded
+from agent_server.engines.upstream.connection import Upstream, admit, bounded
 from agent_server.engines.upstream.dialects import Piece, UpstreamInfo
 from agent_server.engines.upstream.dialects.dialect import cache_salt, sampling_fields
 from agent_server.engines.upstream.dialects.vllm import SPELLING, VLLM, grammar_words
@@ -155,7 +153,9 @@ class VLLMEngine(OnlyCancelled):
             await asyncio.to_thread(self._llm.shutdown)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
-        upstream = self._admit(request)
+        admit(request, self, self._running, self._limit)
+        assert self._upstream is not None
+        upstream = self._upstream
         grammar = await translate(request.constraint, upstream.served.grammar, upstream.model.controls)
         outgoing = upstream.outgoing(request, bounded(request, upstream), grammar)
         output = Output(upstream, outgoing)
@@ -196,19 +196,6 @@ class VLLMEngine(OnlyCancelled):
             del self._running[request.request_id]
             self._prompted += len(request.prompt_token_ids)
             self._generated += output.count - len(request.generated)
-
-    def _admit(self, request: GenerationRequest) -> Upstream:
-        if self._upstream is None or self.status.state != "ready":
-            message = self.status.message or f"The engine is {self.status.state}."
-            raise EngineError("unavailable", message, retryable=self.status.state != "failed")
-        if request.request_id in self._running:
-            raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
-        if len(self._running) >= self._limit:
-            message = f"{self._limit} generations are running already; try again later."
-            raise EngineError("overloaded", message, retryable=True)
-        check_length(request, self.info.context_length)
-        check_supported(request, self.info)
-        return self._upstream
 
     def metrics(self) -> dict[str, float]:
         running = sum(self._running.values())

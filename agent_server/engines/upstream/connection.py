@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
 
-from agent_server.engine_protocol.protocol import EngineError, EngineInfo, GenerationRequest
+from agent_server.engine_protocol.protocol import (
+    Engine,
+    EngineError,
+    EngineInfo,
+    GenerationRequest,
+    check_length,
+    check_supported,
+)
 from agent_server.engines.upstream.dialects import OutgoingRequest, UpstreamInfo
 from agent_server.engines.upstream.grammar import UpstreamGrammar
 from agent_server.engines.upstream.model import UpstreamModel
@@ -48,3 +56,17 @@ def bounded(request: GenerationRequest, upstream: Upstream) -> SamplingParams:
     room = upstream.info.context_length - len(request.prompt_token_ids)
     sampling = upstream.model.fill(request.sampling)
     return msgspec.structs.replace(sampling, max_tokens=min(room, sampling.max_tokens or room))
+
+
+def admit(request: GenerationRequest, engine: Engine, running: Collection[str], limit: int) -> None:
+    """Check that an engine can take a request now. Raises EngineError."""
+    status = engine.status
+    if status.state not in ("ready", "degraded"):
+        message = status.message or f"The engine is {status.state}."
+        raise EngineError("unavailable", message, retryable=status.state != "failed")
+    if request.request_id in running:
+        raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
+    if len(running) >= limit:
+        raise EngineError("overloaded", f"{limit} generations are running already; try again later.", retryable=True)
+    check_length(request, engine.info.context_length)
+    check_supported(request, engine.info)

@@ -22,10 +22,8 @@ from agent_server.engine_protocol.protocol import (
     EngineStatus,
     GenerationRequest,
     OnlyCancelled,
-    check_length,
-    check_supported,
 )
-from agent_server.engines.upstream.connection import Upstream, bounded
+from agent_server.engines.upstream.connection import Upstream, admit, bounded
 from agent_server.engines.upstream.detect import connect
 from agent_server.engines.upstream.dialects import OutgoingRequest
 from agent_server.engines.upstream.grammar import ConstraintVerifier, ConstraintVerifiers, translate
@@ -79,9 +77,12 @@ class UpstreamEngine(OnlyCancelled):
     # starting and ending
 
     async def start(self) -> None:
+        def report(message: str) -> None:
+            self._status = EngineStatus(state="starting", message=message)
+
         try:
             model = await asyncio.to_thread(self._load)
-            self._upstream = await connect(self._transport, model, self.settings, self._report)
+            self._upstream = await connect(self._transport, model, self.settings, report)
         except EngineError as error:
             self._status = EngineStatus(state="failed", message=error.message)
             await self._transport.close()
@@ -89,9 +90,6 @@ class UpstreamEngine(OnlyCancelled):
         self._info = self._upstream.info
         self._status = EngineStatus(state="ready", progress=1.0)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
-
-    def _report(self, message: str) -> None:
-        self._status = EngineStatus(state="starting", message=message)
 
     async def close(self) -> None:
         if self._closed:
@@ -132,8 +130,10 @@ class UpstreamEngine(OnlyCancelled):
     # generating
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
-        upstream = self._admit(request)
-        # Registered before the first await, because `_admit` counts the streams of concurrent requests.
+        admit(request, self, self._streams, self.settings.in_flight)
+        assert self._upstream is not None
+        upstream = self._upstream
+        # Registered before the first await, because `admit` counts the streams of concurrent requests.
         self._streams.add(request.request_id)
         output: Output | None = None
         try:
@@ -180,19 +180,6 @@ class UpstreamEngine(OnlyCancelled):
             model = self._upstream.model
             self._verifiers = ConstraintVerifiers(model.vocabulary, self.info.vocab_size, model.ends, model.controls)
         return await asyncio.to_thread(self._verifiers.verifier, request.constraint)
-
-    def _admit(self, request: GenerationRequest) -> Upstream:
-        if self._upstream is None or self._status.state not in ("ready", "degraded"):
-            message = self._status.message or f"The engine is {self._status.state}."
-            raise EngineError("unavailable", message, retryable=self._status.state != "failed")
-        if request.request_id in self._streams:
-            raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
-        if len(self._streams) >= self.settings.in_flight:
-            message = f"{self.settings.in_flight} generations are running already; try again later."
-            raise EngineError("overloaded", message, retryable=True)
-        check_length(request, self.info.context_length)
-        check_supported(request, self.info)
-        return self._upstream
 
     async def _items(self, output: Output, body: bytes) -> AsyncGenerator[EngineItem, None]:
         """Yield tokens as they arrive, then Finished. A stream without a finish reason has failed. After the finish
