@@ -327,8 +327,24 @@ class ResponseStream:
         if source in self._mcp_calls:
             self._cut_call |= cut
             return self._mcp_call(source, None) if cut else b""
-        if source in self._whole_calls:
-            return self._whole_call(source, cut)
+        if (whole_call := self._whole_calls.pop(source, None)) is not None:
+            # Its item needs the complete arguments. If they do not fit the tool, the item becomes a function call, so
+            # that nothing the model wrote is lost.
+            name, arguments = whole_call[0], "".join(whole_call[1])
+            form = self._flags.forms[name]
+            fields = None if cut else call_item(form, arguments)
+            if fields is None:
+                begin = self._begin("function_call", source, name)
+                delta = self._delta("function_call", source, arguments, None)
+                self._open["function_call", source].cut = cut
+                return begin + delta + self._end("function_call", source)
+            index, kind = len(self._output), form.item
+            encoded = {"id": item_id(self._identity.id, kind, index), "type": kind, "call_id": source, **fields}
+            self._output.append({**encoded, "status": "completed"})
+            added = {**encoded, "status": "in_progress"}
+            return self._frame("response.output_item.added", output_index=index, item=added) + self._frame(
+                "response.output_item.done", output_index=index, item=self._output[index]
+            )
         if (item := self._open.get(("function_call", source))) is not None:
             item.cut = cut
             return self._end("function_call", source)
@@ -338,23 +354,6 @@ class ResponseStream:
         return self._delta("custom_tool_call", source, item.input.finish(), None) + self._end(
             "custom_tool_call", source
         )
-
-    def _whole_call(self, source: str, cut: bool) -> bytes:
-        """Encode a call whose item needs its complete arguments. If they do not fit the tool, the item becomes a
-        function call, so that nothing the model wrote is lost."""
-        name, pieces = self._whole_calls.pop(source)
-        form, arguments = self._flags.forms[name], "".join(pieces)
-        fields = None if cut else call_item(form, arguments)
-        if fields is None:
-            opening = self._begin("function_call", source, name) + self._delta("function_call", source, arguments, None)
-            self._open["function_call", source].cut = cut
-            return opening + self._end("function_call", source)
-        index = len(self._output)
-        kind = form.item
-        item = {"id": item_id(self._identity.id, kind, index), "type": kind, "call_id": source, **fields}
-        self._output.append({**item, "status": "completed"})
-        added = self._frame("response.output_item.added", output_index=index, item={**item, "status": "in_progress"})
-        return added + self._frame("response.output_item.done", output_index=index, item=self._output[index])
 
     # ---- MCP servers that the request names -------------------------------------------------------------------------
 

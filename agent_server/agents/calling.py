@@ -238,6 +238,18 @@ class Caller:
             early_call = early_calls.get(each.call_id)
             return await (self._execute(each) if early_call is None else early_call.task)
 
+        async def record_end(each: Pending, answer: CallResult) -> None:
+            """Save the result in the checkpoint and, for a call that an interrupt stopped, with the interrupt as well:
+            such a call must not be made twice."""
+            if self._checkpointer is not None:
+                await self._checkpointer.ended(each.call_id, answer)
+            if each.interrupt_id is None:
+                return
+            if answer.question is not None and self._may_ask:
+                await self._record_result(each.interrupt_id, None, None)
+            else:
+                await self._record_result(each.interrupt_id, self._without_question(answer).content, each.message_id)
+
         async def send(each: Pending, answer: CallResult) -> None:
             if answer.question is not None and self._may_ask:
                 interrupt = interrupts.question(
@@ -267,7 +279,7 @@ class Caller:
                 checkpoints = [*awaiting, *map(_call_checkpoint, pending)]
                 checkpointed = self._checkpointer.during(checkpoints, harmless=harmless)
             async with checkpointed:
-                await answer_all(pending, answer, self._record_end, send)
+                await answer_all(pending, answer, record_end, send)
         finally:
             # Leave none running, even if this coroutine was cancelled before its first step.
             for early_call in early_calls.values():
@@ -277,18 +289,6 @@ class Caller:
     def _without_question(self, answer: CallResult) -> CallResult:
         """Return the result; a question becomes an error in runs that cannot ask a person."""
         return answer if answer.question is None else failure(CANNOT_ASK)
-
-    async def _record_end(self, pending: Pending, answer: CallResult) -> None:
-        """Save the result in the checkpoint and, for a call that an interrupt stopped, with the interrupt as well: such
-        a call must not be made twice."""
-        if self._checkpointer is not None:
-            await self._checkpointer.ended(pending.call_id, answer)
-        if pending.interrupt_id is None:
-            return
-        if answer.question is not None and self._may_ask:
-            await self._record_result(pending.interrupt_id, None, None)
-        else:
-            await self._record_result(pending.interrupt_id, self._without_question(answer).content, pending.message_id)
 
     async def _record_result(self, interrupt_id: str, content: object, message_id: str | None) -> None:
         assert self._context.thread is not None

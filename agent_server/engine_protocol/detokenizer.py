@@ -16,16 +16,11 @@ from tokenizers.decoders import DecodeStream
 
 from agent_server.engine_protocol.protocol import Alternative, Token
 
-
-def _bytes_of_characters() -> dict[str, int]:
-    """Return character → byte as in GPT-2's vocabulary: printable Latin-1 represents itself, the other bytes are
-    numbered from U+0100 on (`bytes_to_unicode` in GPT-2's encoder.py)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
-
-
-_BYTES = _bytes_of_characters()
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
+_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + at): byte for at, byte in enumerate(_OTHERS)}
+"""Character → byte as in GPT-2's vocabulary: printable Latin-1 represents itself, the other bytes are numbered from
+U+0100 on (`bytes_to_unicode` in GPT-2's encoder.py)."""
 
 
 class ByteLevelTexts:

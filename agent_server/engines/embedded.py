@@ -253,7 +253,7 @@ class EmbeddedEngine:
         # Reports are matched with their link, so that those of a process that has been replaced are dropped.
         link: Link
         if self._process:
-            link = ProcessLink(lambda report: self._take(link, report), lambda reason: self._lost(link, reason))
+            link = ProcessLink(lambda report: self._take(link, report), lambda reason: self._lost_worker(link, reason))
         else:
             from agent_server.generation.process.worker import work
 
@@ -316,14 +316,12 @@ class EmbeddedEngine:
                 self._status = EngineStatus(state="failed" if first else "starting", message=failure.message)
                 self._settled.set()
                 if not first and not self._process:
-                    self._lost_worker(failure.message)
+                    self._lost_worker(link, failure.message)
 
-    def _lost(self, link: Link, reason: str) -> None:
-        if link is self._link and not self._closed:
-            self._lost_worker(reason)
-
-    def _lost_worker(self, reason: str) -> None:
+    def _lost_worker(self, link: Link, reason: str) -> None:
         """End all generations with an error, and restart the core unless it failed before it was first ready."""
+        if link is not self._link or self._closed:
+            return
         for stream in self._streams.values():
             kind = "connection" if stream.started else "unavailable"
             stream.put(Failed(kind, "The engine stopped during the generation; try again.", True))  # type: ignore[arg-type]
@@ -373,7 +371,11 @@ class EmbeddedEngine:
                     raise item.error()
                 if isinstance(item, Finished):
                     ended = True
-                    self._observe_times(item)
+                    first, following = item.timings.first_token, item.usage.completion_tokens - 1
+                    if self._observe is not None and first is not None:
+                        self._observe("time_to_first_token_seconds", first)
+                        if following > 0:
+                            self._observe("time_per_output_token_seconds", (item.timings.total - first) / following)
                     yield item
                     return
                 assert not isinstance(item, Adopted)
@@ -385,15 +387,6 @@ class EmbeddedEngine:
             # The reader closed the stream early: without this command the core would continue to generate.
             if not ended:
                 link.send(Cancel(stream.number))
-
-    def _observe_times(self, finished: Finished) -> None:
-        if self._observe is None or finished.timings.first_token is None:
-            return
-        self._observe("time_to_first_token_seconds", finished.timings.first_token)
-        following = finished.usage.completion_tokens - 1
-        if following > 0:
-            seconds = (finished.timings.total - finished.timings.first_token) / following
-            self._observe("time_per_output_token_seconds", seconds)
 
     # adapters
 

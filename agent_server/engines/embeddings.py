@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
@@ -75,7 +74,12 @@ class LocalEmbeddings(LocalEncoder["VectorModel", "EncodedText"]):
         texts = await asyncio.get_running_loop().run_in_executor(None, _encoded, model, inputs, truncate, prompt)
         vectors = await self.computed(texts)
         if dimensions is not None:
-            vectors = [_cut(vector, dimensions) for vector in vectors]
+            # Scaled to length 1 again, as for nested (Matryoshka) embeddings.
+            truncated = [vector[:dimensions] for vector in vectors]
+            lengths = [math.sqrt(math.fsum(number * number for number in vector)) or 1.0 for vector in truncated]
+            vectors = [
+                [number / length for number in vector] for vector, length in zip(truncated, lengths, strict=True)
+            ]
         # A caller that sets `truncate` expects its inputs to be cut.
         warnings = tuple(
             f"Input {number} was cut from {text.length} to {len(text.ids)} tokens, which is as long as the model takes."
@@ -112,13 +116,6 @@ def _encoded(
         if not text.ids:
             raise EngineError("invalid_request", "An input has no tokens.", param="input")
     return texts
-
-
-def _cut(vector: list[float], dimensions: int) -> list[float]:
-    """Return the first `dimensions` numbers, scaled to length 1, as for nested (Matryoshka) embeddings."""
-    truncated = vector[:dimensions]
-    length = math.sqrt(math.fsum(number * number for number in truncated)) or 1.0
-    return [number / length for number in truncated]
 
 
 class _UpstreamVector(msgspec.Struct):
@@ -188,11 +185,11 @@ def choose_embeddings(settings: Settings) -> Embeddings | None:
     if "://" in source:
         return UpstreamEmbeddings(urlsplit(source).fragment, upstream_transport(source, settings))
     check_source(source, "an embedding model", "Embeddings of")
-    return LocalEmbeddings(source_name(source), partial(_load, source, settings))
 
+    def load() -> VectorModel:
+        from agent_server.generation.loading.pooling import VectorModel
 
-def _load(source: str, settings: Settings) -> VectorModel:
-    from agent_server.generation.loading.pooling import VectorModel
+        compute = settings.compute
+        return VectorModel.load(source, compute.device, compute.dtype, trusted=compute.trust_remote_code)
 
-    compute = settings.compute
-    return VectorModel.load(source, compute.device, compute.dtype, trusted=compute.trust_remote_code)
+    return LocalEmbeddings(source_name(source), load)

@@ -158,11 +158,11 @@ def choose_reranker(settings: Settings) -> Reranker | None:
     if "://" in source:
         return UpstreamReranker(urlsplit(source).fragment, upstream_transport(source, settings))
     check_source(source, "a reranker", "Scores of")
-    return LocalReranker(source_name(source), partial(_load, source, settings))
 
+    def load() -> CrossEncoder:
+        from agent_server.generation.loading.cross_encoder import CrossEncoder
 
-def _load(source: str, settings: Settings) -> CrossEncoder:
-    from agent_server.generation.loading.cross_encoder import CrossEncoder
+        compute = settings.compute
+        return CrossEncoder.load(source, compute.device, compute.dtype, trusted=compute.trust_remote_code)
 
-    compute = settings.compute
-    return CrossEncoder.load(source, compute.device, compute.dtype, trusted=compute.trust_remote_code)
+    return LocalReranker(source_name(source), load)

@@ -41,7 +41,14 @@ class Transcriber(ThreadedModel["SpeechModel"]):
 
     def __init__(self, name: str, load: Callable[[], SpeechModel], decoder: Decoder, longest: int) -> None:
         """longest: seconds of a recording."""
-        super().__init__(name, partial(_of_this_rate, load))
+
+        def load_checked() -> SpeechModel:
+            model = load()
+            if model.rate != RATE:  # recordings are decoded to that rate
+                raise ValueError(f"it hears {model.rate} samples a second, and {RATE} are made here")
+            return model
+
+        super().__init__(name, load_checked)
         self._decoder = decoder
         self._longest = longest
         self._waiting = 0
@@ -71,14 +78,6 @@ class Transcriber(ThreadedModel["SpeechModel"]):
         await super().close()
 
 
-def _of_this_rate(load: Callable[[], SpeechModel]) -> SpeechModel:
-    """Load a model that takes samples at the rate that recordings are decoded to. Raises ValueError."""
-    model = load()
-    if model.rate != RATE:
-        raise ValueError(f"it hears {model.rate} samples a second, and {RATE} are made here")
-    return model
-
-
 def choose_transcriber(settings: Settings) -> Transcriber | None:
     """Create the backend of `/v1/audio/transcriptions` without loading it; None if the settings name none. Raises
     ValueError with one sentence."""
@@ -89,11 +88,10 @@ def choose_transcriber(settings: Settings) -> Transcriber | None:
         raise ValueError(f"There is no folder {source}. Give a folder with a model of Whisper's kind, or a hub name.")
     if missing := [name for name in ("torch", "transformers", "av") if importlib.util.find_spec(name) is None]:
         raise ValueError(f"Transcription by {source} needs {missing[0]}: pip install 'agent-server[audio]'.")
-    decoder = Decoder(settings.media)
-    return Transcriber(source_name(source), partial(_load, source, settings), decoder, settings.media.sound_seconds)
 
+    def load() -> SpeechModel:
+        from agent_server.generation.multimodal.transcribing import SpeechModel
 
-def _load(source: str, settings: Settings) -> SpeechModel:
-    from agent_server.generation.multimodal.transcribing import SpeechModel
+        return SpeechModel.load(source, settings.compute.device, settings.compute.dtype)
 
-    return SpeechModel.load(source, settings.compute.device, settings.compute.dtype)
+    return Transcriber(source_name(source), load, Decoder(settings.media), settings.media.sound_seconds)

@@ -271,7 +271,14 @@ class Server:
         await self.runs.open()
         if self.authority.file is not None:
             self.spawn(self.authority.file.watch())
-        self.runs.when_ready = self._model_ready
+
+        async def model_ready() -> None:
+            """Wait until the model is ready or has failed to load. Models of a pool are loaded on request."""
+            if self.pool is None:
+                async for _ in self.model.states():
+                    pass
+
+        self.runs.when_ready = model_ready
         self.spawn(self.runs.resume_orphans())
         for erasure in await self.store.take_over_erasures():
             self._begin_erasure(erasure)
@@ -285,15 +292,16 @@ class Server:
             lambda removed: self.telemetry.swept(None if removed is None else removed.threads.total()),
         )  # fmt: skip
         if retention.is_enabled:
+
+            async def sweep() -> None:
+                use_audit(self.audit)
+                await retention.run()
+
             # A context of its own: a request may have started the server, but the sweep does not act for it.
-            contextvars.Context().run(self.spawn, self._sweep(retention))
+            contextvars.Context().run(self.spawn, sweep())
         await asyncio.sleep(0)  # lets the loading begin, so that the next status request sees it
         if (mcp := self.mcp) is not None:
             self.spawn(mcp.connect_shared())
-
-    async def _sweep(self, retention: Retention) -> None:
-        use_audit(self.audit)
-        await retention.run()
 
     async def erase(self, extent: Extent, by: str, seconds: float) -> Erasure:
         """Permanently remove the threads and responses of a tenant, or of one of its keys.
@@ -339,12 +347,6 @@ class Server:
             threads=erasure.threads + removed.threads.total(),
             responses=erasure.responses + removed.responses.total(), reason="erasure", by=erasure.by,
         )  # fmt: skip
-
-    async def _model_ready(self) -> None:
-        """Wait until the model is ready or has failed to load. Models of a pool are loaded on request."""
-        if self.pool is None:
-            async for _ in self.model.states():
-                pass
 
     async def close(self) -> None:
         """Give active runs the drain time, end the rest, then close the agents, the model and the store."""

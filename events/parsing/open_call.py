@@ -107,7 +107,8 @@ class OpenCall:
 
     def write(self, text: str) -> None:
         """Add argument text. The first text announces the call."""
-        if self.nameless or (self._waits_for_id and not self.announced):
+        id_follows = self.tools.id.position == "after_arguments" and self.policy.wait_for_id and not self.id
+        if self.nameless or (id_follows and not self.announced):
             self._unannounced.append(text)
             return
         # From the first argument text on, the call cannot turn out to be prose.
@@ -213,11 +214,6 @@ class OpenCall:
     def setting(self, name: str) -> str:
         """Return the request's setting, or else the format's."""
         return getattr(self.policy, name) or str(getattr(self.tools, name))
-
-    @property
-    def _waits_for_id(self) -> bool:
-        last = self.tools.id.position == "after_arguments"
-        return last and self.policy.wait_for_id and not self.id
 
     def _announce(self) -> None:
         self.announced = True

@@ -381,15 +381,16 @@ class McpSession:
             await asyncio.wait({self._relist()}, timeout=seconds)
 
     def _relist(self) -> asyncio.Task[None]:
-        if self._relisting is None or self._relisting.done():
-            self._relisting = asyncio.create_task(self._list_again(), name=f"mcp list {self.server.name}")
-        return self._relisting
+        async def list_again() -> None:
+            name = self.server.name
+            try:
+                self.listing = await self._list()
+            except Exception as error:
+                logger.warning("MCP server %s: its tools cannot be listed again (%s)", name, reason_of(error))
 
-    async def _list_again(self) -> None:
-        try:
-            self.listing = await self._list()
-        except Exception as error:
-            logger.warning("MCP server %s: its tools cannot be listed again (%s)", self.server.name, reason_of(error))
+        if self._relisting is None or self._relisting.done():
+            self._relisting = asyncio.create_task(list_again(), name=f"mcp list {self.server.name}")
+        return self._relisting
 
 
 class McpConnection:

@@ -100,14 +100,13 @@ class TasksExtension(ClientExtension):
     identifier = TASKS
 
     def claims(self) -> Sequence[ResultClaim[Any]]:
-        return (ResultClaim(result_type="task", model=TaskCreated, resolve=_result_of),)
+        async def result_of(created: TaskCreated, context: ClaimContext) -> CallToolResult:
+            result = await follow(context.session, created.task_id, None, None)
+            if isinstance(result, InputRequiredResult):
+                raise MCPError(INTERNAL_ERROR, "The task asks for input, which is not possible here.")
+            return result
 
-
-async def _result_of(created: TaskCreated, context: ClaimContext) -> CallToolResult:
-    result = await follow(context.session, created.task_id, None, None)
-    if isinstance(result, InputRequiredResult):
-        raise MCPError(INTERNAL_ERROR, "The task asks for input, which is not possible here.")
-    return result
+        return (ResultClaim(result_type="task", model=TaskCreated, resolve=result_of),)
 
 
 def starts_tasks(session: ClientSession, tool: McpTool) -> bool:

@@ -125,7 +125,10 @@ class ReplicaSet:
                         item = await attempt.next()
                         yield item
                         if isinstance(item, Finished):
-                            self._remember_prefix(flow, attempt.replica)
+                            if len(self.replicas) > 1:  # the next prompt of the conversation begins with these
+                                whole = (*flow.request.prompt_token_ids, *flow.generated)
+                                chain = chain_of(flow.request.tenant, whole)
+                                self.balancer.prefixes.add(chain, attempt.replica.number)
                             return
                 except EngineError as error:
                     self._count_or_raise(flow, attempt, error)
@@ -171,14 +174,6 @@ class ReplicaSet:
             replica.counts.resumes += 1
         else:
             replica.counts.retries += 1
-
-    def _remember_prefix(self, flow: Flow, replica: Replica) -> None:
-        """Record that the replica has cached the prompt and the answer, the beginning of the conversation's next
-        prompt."""
-        if len(self.replicas) < 2:
-            return
-        whole = (*flow.request.prompt_token_ids, *flow.generated)
-        self.balancer.prefixes.add(chain_of(flow.request.tenant, whole), replica.number)
 
     # control
 

@@ -142,11 +142,14 @@ class Quotas:
                 raise RequestError("invalid_request", message, "max_tokens")
             sampling = msgspec.structs.replace(options.sampling, max_tokens=quota.max_tokens)
             bounded = msgspec.structs.replace(bounded, sampling=sampling)
-        return Admission(
-            options=bounded,
-            caller=caller,
-            spent=lambda used: self._spend(tokens, used),
-        )
+
+        def spend(used: int) -> None:
+            for bound in tokens if used else ():
+                task = asyncio.get_running_loop().create_task(self._count(bound, used))
+                self._counting.add(task)
+                task.add_done_callback(self._counting.discard)
+
+        return Admission(options=bounded, caller=caller, spent=spend)
 
     async def answer_app(self, tenant: str) -> None:
         """Count an app's request on a WebSocket, which starts no run. Raises RequestError("rate_limited")."""
@@ -156,12 +159,6 @@ class Quotas:
         requests = self._bounds(principal, "requests")
         within = [await self._count(bound) for bound in requests]
         self._refuse([await self._state(bound) for bound in requests], over=not all(within))
-
-    def _spend(self, bounds: Sequence[Bound], tokens: int) -> None:
-        for bound in bounds if tokens else ():
-            task = asyncio.get_running_loop().create_task(self._count(bound, tokens))
-            self._counting.add(task)
-            task.add_done_callback(self._counting.discard)
 
     async def close(self) -> None:
         """Wait for pending counts and close the storage."""

@@ -113,14 +113,11 @@ class Connections:
             largest: dict[PooledConnection, None] = max(self._by_address.values(), key=len, default={})
             if len(own) >= share or not _evict(largest):
                 new.reserved = True
-                if total > self.limits.connections and not _evict(each for each in self._all if each.reserved):
+                reserved = (each for own in self._by_address.values() for each in own if each.reserved)
+                if total > self.limits.connections and not _evict(reserved):
                     return False
         self._by_address.setdefault(new.address, {})[new] = None
         return True
-
-    @property
-    def _all(self) -> Iterable[PooledConnection]:
-        return (each for own in self._by_address.values() for each in own)
 
     def enter(self, upgraded: PooledConnection) -> None:
         """Count an admitted connection again after its upgrade to a WebSocket."""

@@ -213,7 +213,12 @@ def prompt_of(run: Run) -> PromptOf:
 
 async def collect(request: Request, runs: Sequence[Run]) -> list[list[Event]] | None:
     """Read all events of all runs. Returns None if the client disconnects before the runs end."""
-    reading = asyncio.gather(*(_read(run) for run in runs))
+
+    async def read(run: Run) -> list[Event]:
+        async with contextlib.aclosing(run.events()) as events:
+            return [event async for _, event in events]
+
+    reading = asyncio.gather(*map(read, runs))
     disconnect = watch_disconnect(request.scope, request.receive)
     try:
         await first_of(reading, disconnect)
@@ -234,11 +239,6 @@ async def answer_json(request: Request, runs: Sequence[Run], body: Callable[[lis
         return Response(body(answers), media_type="application/json")
     # In a thread: other requests then wait for a GIL switch at most, not for the whole encoding.
     return Response(await asyncio.to_thread(body, answers), media_type="application/json")
-
-
-async def _read(run: Run) -> list[Event]:
-    async with contextlib.aclosing(run.events()) as events:
-        return [event async for _, event in events]
 
 
 Item = tuple[int, int, Event]

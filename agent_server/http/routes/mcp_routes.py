@@ -223,18 +223,19 @@ class McpEndpoint:
                 max_request_body_size=self._server.settings.http.max_body,
                 max_sessions=SESSIONS,
             )
+
+            async def hold(sessions: StreamableHTTPSessionManager) -> None:
+                async with sessions.run():
+                    self._ready.set()
+                    await asyncio.Event().wait()
+
             # A context of its own: a request starts the sessions, but they do not act for it.
-            contextvars.Context().run(self._server.spawn, self._hold(self._sessions))
+            contextvars.Context().run(self._server.spawn, hold(self._sessions))
         await self._ready.wait()
         who = principal_of(scope)
         # The SDK allows a session only to the user who opened it.
         scope["user"] = AuthenticatedUser(AccessToken(token="-", client_id=who.tenant, subject=who.name, scopes=[]))
         await self._sessions.handle_request(scope, receive, send)
-
-    async def _hold(self, sessions: StreamableHTTPSessionManager) -> None:
-        async with sessions.run():
-            self._ready.set()
-            await asyncio.Event().wait()
 
     async def _list(
         self, context: ServerRequestContext, params: mcp_types.PaginatedRequestParams | None

@@ -259,7 +259,13 @@ class Gateway:
                 await self._renew()
                 if (now := asyncio.get_running_loop().time()) - last_check > min(LOOK_SECONDS, self.limits.beat):
                     last_check = now
-                    await self._look_for_turns()
+                    # Let runs begin whose turn has come, in case the command that says so was lost.
+                    waiting = [each for each in self._runs.values() if each.registered and not each.may_begin.is_set()]
+                    threads = [self._keys.thread(each.place.tenant, each.place.thread_id) for each in waiting]
+                    heads = await self.link.all([("LINDEX", thread, 0) for thread in threads]) if threads else ()
+                    for shared, head in zip(waiting, heads, strict=True):
+                        if head == shared.place.entry:
+                            shared.may_begin.set()
                     await self._follower.look()
                     dead = await self._reaper.round()
                     for gateway in dead:
@@ -297,14 +303,6 @@ class Gateway:
                 await self._publisher.leave(place)
         self._publisher.hurry()
         self._joined = True
-
-    async def _look_for_turns(self) -> None:
-        """Let runs begin whose turn has come, in case the command that says so was lost."""
-        waiting = [shared for shared in self._runs.values() if shared.registered and not shared.may_begin.is_set()]
-        commands = [("LINDEX", self._keys.thread(each.place.tenant, each.place.thread_id), 0) for each in waiting]
-        for shared, head in zip(waiting, await self.link.all(commands) if commands else (), strict=True):
-            if head == shared.place.entry:
-                shared.may_begin.set()
 
     def metrics(self) -> dict[str, float]:
         """Return the values for the metrics page."""

@@ -75,10 +75,14 @@ class LeaseRenewal:
             socket_connect_timeout=limits.lease,
             retry=Retry(NoBackoff(), 0),
         )
+
+        def note_turn() -> None:
+            self._turned = time.monotonic()
+
         with client:
             while not self._stop.wait(limits.beat):
                 try:
-                    loop.call_soon_threadsafe(self._note_turn)
+                    loop.call_soon_threadsafe(note_turn)
                 except RuntimeError:  # the loop was closed
                     return
                 if time.monotonic() - self._turned <= limits.loop_patience:
@@ -86,9 +90,6 @@ class LeaseRenewal:
                         client.pexpire(self._key, int(self._limits.lease * 1000))
                     except (RedisError, OSError) as error:  # the gateway's own commands report it
                         log.debug("The lease was not renewed: %s", error)
-
-    def _note_turn(self) -> None:
-        self._turned = time.monotonic()
 
 
 ATTEMPTS = 5
