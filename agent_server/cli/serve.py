@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, cast
@@ -21,6 +23,7 @@ import uvicorn
 from pydantic import ValidationError
 
 from agent_server.cli.heap import keep_collecting
+from agent_server.generation.process.process import start_early, stop_early
 from agent_server.http.middleware.connections import Connections
 from agent_server.http.middleware.limited_http import LimitedProtocol
 from agent_server.http.middleware.limited_websocket import LimitedWebSocket
@@ -271,20 +274,36 @@ class GracefulServer(uvicorn.Server):
 async def _serve(settings: Settings, listeners: list[Listener]) -> int:
     if not hub_answers_for(settings):
         return 2
-    from agent_server.http.assemble import build_server
-    from agent_server.http.server import StartupError
-    from agent_server.observability.telemetry import configure_logging
-    from agent_server.observability.tracing import start_exporting
-
-    configure_logging(settings.watching.log_level, settings.watching.log_format)
-    start_exporting()
+    if uses_engine_process(settings):
+        start_early(getattr(logging, settings.watching.log_level.upper()))
     try:
-        server = build_server(settings)
-        await server.start()
-    except StartupError as error:
-        print(f"agent-server: {error}", file=sys.stderr)
-        return 2
-    return await serve_web(server, listeners)
+        from agent_server.http.assemble import build_server
+        from agent_server.http.server import StartupError
+        from agent_server.observability.telemetry import configure_logging
+        from agent_server.observability.tracing import start_exporting
+
+        configure_logging(settings.watching.log_level, settings.watching.log_format)
+        start_exporting()
+        try:
+            server = build_server(settings)
+            await server.start()
+        except StartupError as error:
+            print(f"agent-server: {error}", file=sys.stderr)
+            return 2
+        return await serve_web(server, listeners)
+    finally:
+        stop_early()
+
+
+def uses_engine_process(settings: Settings) -> bool:
+    """Return whether the embedded engine is certain to be used, in a process of its own. With vLLM installed, the
+    choice needs more than the settings; see `auto_engine`."""
+    from agent_server.model_files import missing_package
+
+    embedded = settings.served.engine == ("embedded",) or (
+        settings.served.engine in ((), ("auto",)) and find_spec("vllm") is None
+    )
+    return embedded and settings.process.engine_process and missing_package() is None
 
 
 def hub_answers_for(settings: Settings) -> bool:

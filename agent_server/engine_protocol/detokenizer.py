@@ -23,6 +23,15 @@ _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + at): byte for at,
 U+0100 on (`bytes_to_unicode` in GPT-2's encoder.py)."""
 
 
+def byte_level_bytes(token: str) -> bytes:
+    """Return the bytes of a token of byte-level BPE. Added tokens that are not spelled in GPT-2's characters are
+    encoded as UTF-8."""
+    try:
+        return bytes([_BYTES[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
 class ByteLevelTexts:
     """State shared by all decoders of one tokenizer. `texts`: id → text of the tokens that are whole characters."""
 
@@ -36,13 +45,8 @@ class ByteLevelTexts:
         return isinstance(tokenizer, Tokenizer) and isinstance(tokenizer.decoder, decoders.ByteLevel)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return a token's bytes, empty for an id outside of the vocabulary. Added tokens that are not spelled in
-        GPT-2's characters are encoded as UTF-8."""
-        token = self._tokenizer.id_to_token(token_id) or ""
-        try:
-            return bytes([_BYTES[character] for character in token])
-        except KeyError:
-            return str(token).encode()
+        """Return a token's bytes, empty for an id outside of the vocabulary."""
+        return byte_level_bytes(self._tokenizer.id_to_token(token_id) or "")
 
 
 class ByteLevelDetokenizer:

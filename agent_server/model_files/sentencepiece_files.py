@@ -9,13 +9,13 @@ are intended or unavoidable are logged.
 from __future__ import annotations
 
 import base64
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from tokenizers import Tokenizer
 
 from agent_server.model_files.served_tokenizer import put_around
@@ -125,7 +125,7 @@ def _tokenizer(
         "decoder": decoder,
         "model": model,
     }
-    tokenizer: Tokenizer = Tokenizer.from_str(json.dumps(described))
+    tokenizer: Tokenizer = Tokenizer.from_str(msgspec.json.encode(described).decode())
     return tokenizer
 
 

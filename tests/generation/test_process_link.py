@@ -28,7 +28,7 @@ MESSAGES = {
 
 @pytest.mark.parametrize("name", MESSAGES)
 async def test_a_child_that_cannot_be_understood_is_ended_and_lost(name, monkeypatch):
-    def spawn(descriptor):
+    def spawn(descriptor, level):
         command = [sys.executable, "-c", CHILD, str(descriptor), MESSAGES[name].hex()]
         return subprocess.Popen(command, pass_fds=[descriptor])
 
@@ -42,7 +42,7 @@ async def test_a_child_that_cannot_be_understood_is_ended_and_lost(name, monkeyp
 
 
 async def test_a_server_that_fails_at_a_message_does_not_leave_its_streams_waiting(monkeypatch):
-    def spawn(descriptor):
+    def spawn(descriptor, level):
         frame = (7).to_bytes(4, "little") + b"\x81\xa4type\xc0"
         command = [sys.executable, "-c", CHILD, str(descriptor), frame.hex()]
         return subprocess.Popen(command, pass_fds=[descriptor])
@@ -53,6 +53,27 @@ async def test_a_server_that_fails_at_a_message_does_not_leave_its_streams_waiti
     link._decoder = type("Decoder", (), {"decode": staticmethod(lambda message: 1 / 0)})
     await link.open(EngineConfig(model="tiny"))
     assert "ZeroDivisionError" in await asyncio.wait_for(reasons.get(), 30)
+    await link.close()
+
+
+async def test_a_link_takes_the_child_that_was_started_early(monkeypatch):
+    started = []
+
+    def spawn(descriptor, level):
+        command = [sys.executable, "-c", CHILD, str(descriptor), ""]
+        started.append(subprocess.Popen(command, pass_fds=[descriptor]))
+        return started[-1]
+
+    monkeypatch.setattr(process, "_spawn", spawn)
+    process.start_early(30)
+    process.start_early(30)
+    link = ProcessLink(lambda report: None, lambda reason: None)
+    await link.open(EngineConfig(model="tiny"))
+    assert len(started) == 2 and link.pid in [child.pid for child in started]
+    process.stop_early()
+    [unused] = [child for child in started if child.pid != link.pid]
+    assert unused.returncode is not None
+    link.kill("The test is over.")
     await link.close()
 
 

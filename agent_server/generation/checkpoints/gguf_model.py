@@ -20,7 +20,7 @@ from transformers import AutoConfig
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation.checkpoints.gguf_families import FAMILIES, family_configuration, family_of
 from agent_server.model_files import UnusableFile
-from agent_server.model_files.gguf_files import GgufFile, read_gguf, stop_ids
+from agent_server.model_files.gguf_files import TOKENS, GgufFile, read_gguf, stop_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -186,7 +186,11 @@ class _Reader:
     def __init__(self, file: GgufFile) -> None:
         self.fields: dict[str, _Field] = {}
         for key, value in file.metadata.items():
-            if isinstance(value, str):
+            if key.startswith("tokenizer.") and isinstance(value, list):
+                if key != TOKENS:
+                    continue
+                field = _Field([9, 11], [[0]] * len(value))  # only their number is used
+            elif isinstance(value, str):
                 field = _Field([8], [value.encode()])
             elif isinstance(value, list):
                 numbers = [each if isinstance(each, int | float) else 0 for each in value]

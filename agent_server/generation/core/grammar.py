@@ -8,15 +8,15 @@ which control tokens have no text.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import llguidance
+import msgspec
 from tokenizers import Tokenizer
 
-from agent_server.engine_protocol.detokenizer import ByteLevelTexts
+from agent_server.engine_protocol.detokenizer import byte_level_bytes
 from agent_server.engine_protocol.protocol import Constraint, node_of
 from agent_server.generation.core.constraint import ConstraintError, Grammar, Matcher
 from agent_server.model_files import control_tokens
@@ -53,14 +53,13 @@ class _TokenTexts:
     def __init__(self, tokenizer: Tokenizer, rows: int, controls: Collection[int], end: int) -> None:
         self.eos_token_id = end
         self.special_token_ids = sorted(controls)
-        spec = json.loads(tokenizer.to_str())
+        spec = msgspec.json.decode(tokenizer.to_str())
         decoder = spec.get("decoder")
         names = [tokenizer.id_to_token(number) for number in range(rows)]
         steps = list(_steps(decoder, "decoders"))
         kinds = {step["type"] for step in steps}
         if "ByteLevel" in kinds:
-            texts = ByteLevelTexts(tokenizer)
-            tokens = [texts.bytes_of(number) for number in range(rows)]
+            tokens = [byte_level_bytes(name or "") for name in names]
         elif kinds & {"ByteFallback", "Metaspace"}:
             tokens = [_spelled_bytes(name or "", steps) for name in names]
         else:
@@ -84,7 +83,7 @@ class _TokenTexts:
             "pre_tokenizer": _without_prefix(spec.get("pre_tokenizer")),
             "added_tokens": [{**each, "special": each["id"] in controls} for each in spec.get("added_tokens", ())],
         }
-        encoder = Tokenizer.from_str(json.dumps(plain))
+        encoder = Tokenizer.from_str(msgspec.json.encode(plain).decode())
         encoder.encode_special_tokens = True
         self._encoder = encoder
         self.vocabulary: Any = None

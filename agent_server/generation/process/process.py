@@ -58,12 +58,8 @@ class ProcessLink:
         return None if self._child is None else self._child.pid
 
     async def open(self, config: Any) -> None:
-        """Start the child and send it its configuration."""
-        ours, theirs = socket.socketpair()
-        try:
-            self._child = await asyncio.to_thread(_spawn, theirs.fileno())
-        finally:
-            theirs.close()
+        """Start the child, unless one was started early, and send it its configuration."""
+        self._child, ours = _early.pop() if _early else await asyncio.to_thread(_start, logger.getEffectiveLevel())
         ours.setblocking(False)
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_MESSAGE)
         self._writer.write(_frame(config.model_dump_json().encode()))
@@ -133,17 +129,38 @@ def _frame(message: bytes) -> bytes:
     return len(message).to_bytes(LENGTH_BYTES, "little") + message
 
 
-def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
+Child = tuple[subprocess.Popen[bytes], socket.socket]
+"""A started child with the server's end of the connection."""
+_early: list[Child] = []
+"""Children that wait for a `ProcessLink`."""
+
+
+def start_early(level: int) -> None:
+    """Start the child of the next `ProcessLink` now. It imports torch and transformers while this process imports the
+    server, which is most of what a small model's start takes. level: the log level of the child."""
+    _early.append(_start(level))
+
+
+def stop_early() -> None:
+    """End the children that no `ProcessLink` has taken."""
+    while _early:
+        child, connection = _early.pop()
+        connection.close()
+        child.kill()
+        child.wait()
+
+
+def _start(level: int) -> Child:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        return _spawn(theirs.fileno(), level), ours
+
+
+def _spawn(descriptor: int, level: int) -> subprocess.Popen[bytes]:
     """Start a new interpreter with this process's search path. It is not a fork, which torch's threads would not
     survive, and not multiprocessing's spawn, which runs the main module again."""
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "agent_server.generation.process.process",
-            str(descriptor),
-            str(logger.getEffectiveLevel()),
-        ],
+        [sys.executable, "-m", "agent_server.generation.process.process", str(descriptor), str(level)],
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
         env=child_environment(),
@@ -168,13 +185,14 @@ def main(descriptor: int, level: int = logging.WARNING) -> None:
         signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
     stream = connection.makefile("rb", buffering=1 << 20)
-    first = _receive(stream)
-    if first is None:
-        return
 
+    # Before the configuration is received, which the server may send later.
     from agent_server.generation.process.worker import work
     from agent_server.generation.scheduling.messages import EngineConfig
 
+    first = _receive(stream)
+    if first is None:
+        return
     config = EngineConfig.model_validate_json(first)
     inbox: SimpleQueue[object] = SimpleQueue()
     threading.Thread(target=_listen, args=(stream, inbox), daemon=True).start()
