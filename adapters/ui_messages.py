@@ -273,7 +273,7 @@ class UiMessageStream:
                 ended: dict[str, Any] = {"toolCallId": call_id, "toolName": name}
                 try:
                     arguments = msgspec.json.decode(text or "{}")
-                except msgspec.DecodeError:
+                except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
                     fault = "The call's arguments are not valid JSON."
                     return [{"type": "tool-input-error", **ended, "input": text, "errorText": fault}]
                 return [{"type": "tool-input-available", **ended, "input": arguments}]

@@ -4,6 +4,10 @@ A patch applies completely or not at all. The document is never changed: the con
 rest is shared, so a small patch of a large state is cheap. Where the client (fast-json-patch, validating) differs from
 the RFC, this module follows the client, because the server's copy of the state must stay equal to the user's: a `move`
 or `copy` beyond the end of an array appends, and removing the whole document leaves null.
+
+Since parts are shared, a `copy` costs nothing here, but whoever encodes the document pays for each of them: thirty
+copies of a document into itself are 2^30 documents. So what a patch copies and what it leaves is bounded, and so is the
+depth.
 """
 
 from __future__ import annotations
@@ -11,6 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from events.nesting import DEPTH, TooLarge, measure
+
+MOST_BYTES = 16 * 2**20
+"""Bytes that one patch may copy or move, and that a document may have after a patch that copies; see `measure`."""
 Edit = Callable[[object, str], object]
 
 
@@ -20,25 +28,36 @@ class PatchError(ValueError):
 
 def apply_patch(document: object, patch: Iterable[Mapping[str, object]]) -> object:
     """Return the document after `patch`; unchanged parts are shared with `document`. Raises PatchError."""
+    try:
+        return _apply(document, patch)
+    except TooLarge as error:
+        raise PatchError(f"The patch makes the document too large. {error}") from None
+
+
+def _apply(document: object, patch: Iterable[Mapping[str, object]]) -> object:
+    left, copies = MOST_BYTES, False
     for operation in patch:
         keys = _keys(operation, "path")
         match operation.get("op"):
             case "add":
-                document = _edit(document, keys, _add(_value(operation), bounded=True))
+                document = _edit(document, keys, _add(_new_value(operation, keys), bounded=True))
             case "replace":
                 _get(document, keys)
-                document = _edit(document, keys, _replace(_value(operation)))
+                document = _edit(document, keys, _replace(_new_value(operation, keys)))
             case "remove":
                 _get(document, keys)
                 document = _edit(document, keys, _remove) if keys else None
             case "test":
-                if not equal(_get(document, keys), _value(operation)):
+                if not equal(_get(document, keys), _new_value(operation, keys)):
                     raise PatchError(f"{operation['path']!r} is not what the patch expects.")
             case "copy":
-                document = _edit(document, keys, _add(_get(document, _keys(operation, "from")), bounded=False))
+                copies, value = True, _get(document, _keys(operation, "from"))
+                left -= measure(value, above=len(keys), most=left)
+                document = _edit(document, keys, _add(value, bounded=False))
             case "move":
                 source = _keys(operation, "from")
                 value = _get(document, source)
+                left -= measure(value, above=len(keys), most=left)
                 if not keys:
                     document = value
                     continue
@@ -48,6 +67,8 @@ def apply_patch(document: object, patch: Iterable[Mapping[str, object]]) -> obje
                 document = _edit(_edit(document, source, _remove), keys, _add(value, bounded=False))
             case _:
                 raise PatchError("An operation's op must be add, remove, replace, move, copy or test.")
+    if copies:
+        measure(document, most=MOST_BYTES)
     return document
 
 
@@ -57,15 +78,21 @@ def _keys(operation: Mapping[str, Any], name: str) -> list[str]:
     if not isinstance(pointer, str) or (pointer and pointer[0] != "/"):
         raise PatchError(f"An operation's {name} must be a JSON pointer.")
     keys = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+    if len(keys) > DEPTH:
+        raise PatchError(f"A patch must not reach deeper than {DEPTH} levels.")
     if "__proto__" in keys:  # the client refuses it, so that no patch changes JavaScript's own objects
         raise PatchError("A patch must not touch __proto__.")
     return keys
 
 
-def _value(operation: Mapping[str, object]) -> object:
+def _new_value(operation: Mapping[str, object], keys: list[str]) -> object:
+    """Return the value of an operation. keys: of its path."""
     if "value" not in operation:
         raise PatchError("The operation has no value.")
-    return operation["value"]
+    value = operation["value"]
+    if isinstance(value, dict | list):
+        measure(value, above=len(keys))
+    return value
 
 
 def _get(node: object, keys: list[str]) -> object:

@@ -11,6 +11,7 @@ from adapters.openai_responses.responses_outbound import (
 )
 from adapters.openai_responses.stored import (
     COMPACT_FIELDS,
+    RESPONSE_PREFIX,
     ResponseRecord,
     compacted_body,
     deleted_body,
@@ -23,6 +24,7 @@ from adapters.openai_responses.stored import (
 __all__ = [
     "COMPACT_FIELDS",
     "FIELDS",
+    "RESPONSE_PREFIX",
     "TRIGGER",
     "Continuation",
     "CreateResponse",

@@ -31,6 +31,8 @@ from events.sampling import SamplingParams
 from events.vocabulary import TokenUsage
 
 PAGE, MAX_PAGE = 20, 100
+RESPONSE_PREFIX = "resp_"
+"""Prefix of response ids, which distinguishes them from conversations and A2A tasks in the same table."""
 
 
 class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -62,14 +62,20 @@ from agent_server.http import agent_calls
 from agent_server.http.auth.principal import principal_of
 from agent_server.http.server import Server
 from agent_server.ids import new_id
+from agent_server.observability.library_logs import log_without_contents
 from agent_server.version import version
+from events.nesting import measure
 from events.vocabulary import Interrupt
 
 logger = logging.getLogger("agent_server.a2a")
+log_without_contents("a2a")
 TASK_PREFIX, PUSH_PREFIX = "a2a_", "a2apush_"
 """Prefixes of the store's ids for tasks and for push notification configurations, which are stored as responses."""
-MAX_LISTED_TASKS = 1000
-"""Limit on the most recently changed tasks of a tenant that a list searches."""
+MAX_LISTED_TASKS, MAX_LISTED_BYTES = 1000, 2 * 2**20
+"""Limits on the most recently changed tasks of a tenant that a list searches, and on their size together (`measure`),
+since the SDK converts a page of them on the event loop."""
+TASK_BYTES = 256 * 2**10
+"""Size of a task above which its oldest messages are dropped, for the same reason. The conversation has all of them."""
 PUSH_CONFIGS = 8
 """Limit per task."""
 PUSH_ATTEMPTS = (0.0, 1.0, 10.0)
@@ -186,6 +192,8 @@ class StoredTasks(TaskStore):
     async def save(self, task: Task, context: ServerCallContext) -> None:
         tenant = _tenant(context)
         self._pushes.note(task.id, tenant)
+        while len(task.history) > 1 and task.ByteSize() > TASK_BYTES:
+            del task.history[0]
         if task.status.state == TaskState.TASK_STATE_CANCELED:
             # Needed here, since the cancellation may reach another gateway than the question, or follow a restart.
             stored_task = await self.get(task.id, context)
@@ -210,15 +218,30 @@ class StoredTasks(TaskStore):
 
     async def list(self, params: ListTasksRequest, context: ServerCallContext) -> ListTasksResponse:
         """The user's tasks, filtered and paged by the SDK's own store."""
+        bodies = await self._store.newest_responses(
+            _tenant(context), TASK_PREFIX, MAX_LISTED_TASKS, most_bytes=MAX_LISTED_BYTES
+        )
+        own = [body["task"] for body in bodies if self._is_of(body, context)]
         matching_tasks = InMemoryTaskStore()
-        for body in await self._store.newest_responses(_tenant(context), TASK_PREFIX, MAX_LISTED_TASKS):
-            if self._is_of(body, context):
-                await matching_tasks.save(ParseDict(body["task"], Task()), context)
+        for task in await asyncio.to_thread(_first_tasks, own):
+            await matching_tasks.save(task, context)
         page: ListTasksResponse = await matching_tasks.list(params, context)
         return page
 
     def _is_of(self, body: Mapping[str, Any], context: ServerCallContext) -> bool:
         return bool(body["agent"] == self._agent and body["user"] == context.user.user_name)
+
+
+def _first_tasks(wire: Sequence[dict[str, Any]]) -> list[Task]:
+    """Convert tasks from JSON: the first one, and those after it that have MAX_LISTED_BYTES together."""
+    tasks: list[Task] = []
+    size = 0
+    for each in wire:
+        size += measure(each)
+        if tasks and size > MAX_LISTED_BYTES:
+            break
+        tasks.append(ParseDict(each, Task()))
+    return tasks
 
 
 class PushNotifications(PushNotificationConfigStore, PushNotificationSender):

@@ -141,7 +141,10 @@ class Fetcher:
         headers = {"Accept": "image/*, audio/*, */*;q=0.5", "Accept-Encoding": "identity"}
         async with session.get(where, headers=headers, allow_redirects=False, ssl=self._ssl or True) as answer:
             if answer.status in REDIRECTS and (target := answer.headers.get("Location")):
-                return where.join(URL(target))
+                try:
+                    return where.join(URL(target))
+                except ValueError:
+                    raise Refused(f"{where.host} redirects to a URL that cannot be read.") from None
             if answer.status != 200:
                 raise Refused(f"{where.host} answered {answer.status}.")
             if answer.headers.get("Content-Encoding", "identity").lower() != "identity":

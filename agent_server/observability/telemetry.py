@@ -257,7 +257,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, form: str = "text") -> None:
-    """Log to standard error, including the web server's messages. form: "text" or "json"."""
+    """Log to standard error, including the web server's messages and the warnings of libraries. form: "text" or
+    "json"."""
     handler = logging.StreamHandler(sys.stderr)
     line = LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s")
     handler.setFormatter(JsonFormatter() if form == "json" else line)
@@ -268,3 +269,6 @@ def configure_logging(level: str, form: str = "text") -> None:
         logger.handlers[:] = [handler]
         logger.setLevel(least)
         logger.propagate = False
+    root = logging.getLogger()
+    if not root.handlers:  # else Python writes the warnings of libraries as they are, as often as a client causes them
+        root.addHandler(handler)

@@ -13,6 +13,7 @@ import msgspec
 from agent_server.agents.guests.guest import as_object
 from events.chunks import ChunkExpander, LifecycleError
 from events.encode import DecodeError
+from events.nesting import TooLarge, measure
 from events.receive import receive
 from events.vocabulary import (
     Event,
@@ -104,6 +105,7 @@ class EventNormalizer:
             # Older producers write nulls for absent fields, and have other names for the events of reasoning.
             wire_event = msgspec.to_builtins(raw_event) if isinstance(raw_event, msgspec.Struct) else raw_event
             wire = without_nulls(as_object(wire_event))
+            measure(wire)  # what nests too deeply could be read here, but neither be sent nor stored
             name = wire.get("type")
             if isinstance(name, str) and name in RENAMED:
                 if name == "THINKING_START" or not self._thinking:
@@ -120,7 +122,7 @@ class EventNormalizer:
             if event.raw_event is not None:
                 event = msgspec.structs.replace(event, raw_event=None)
             return self._chunks.expand(event)
-        except (DecodeError, LifecycleError, TypeError) as error:
+        except (DecodeError, LifecycleError, TooLarge, TypeError) as error:
             self._warn(f"An event of the agent was dropped: {error}")
             return []
 

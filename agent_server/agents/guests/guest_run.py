@@ -27,6 +27,7 @@ from events.message import Folder
 from events.run_output import Wire
 from events.vocabulary import (
     PROTOCOL_VERSION,
+    ActivityDelta,
     Custom,
     Event,
     Interrupt,
@@ -34,6 +35,7 @@ from events.vocabulary import (
     MessagesSnapshot,
     RunError,
     RunFinished,
+    StateDelta,
     StateSnapshot,
     SuccessOutcome,
     ToolCallResult,
@@ -233,6 +235,15 @@ class GuestRun:
     def _emit(self, event: Event) -> None:
         if isinstance(event, Custom) and event.name == OLD_INTERRUPT:
             self._old_interrupts.append(event.value)
+            return
+        if isinstance(event, StateDelta | ActivityDelta):
+            issues = len(self._folder.issues)
+            self._folder.add(event)
+            # A patch that does not apply is not sent: clients drop it as well, unless it only is too large for us.
+            if len(self._folder.issues) > issues:
+                self._recorder.warn(self._folder.issues[-1])
+            else:
+                self._recorder.emit(event)
             return
         self._recorder.emit(event)
         self._folder.add(event)

@@ -6,6 +6,7 @@ All files that the pages need are served from here. The streams show one run on 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import mimetypes
 import re
@@ -22,13 +23,14 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from adapters import agui
+from adapters.body import Limits, read_json
 from adapters.errors import RequestError
 from adapters.openai_chat import ChatIdentity, ChatStream
 from adapters.sse import Outbound, SideBySideEncoder
 from agent_server.http.routes.http import guarded, read_request, stream_run
 from agent_server.http.routes.openai_routes import IdRoute
-from agent_server.pacing import collect_yielding
 from events.metadata import check_metadata
+from events.nesting import DEPTH
 from events.vocabulary import Event
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 BUILT = Path(__file__).parents[2] / "static" / "demo"
 WIRES = ("agui", "openai")
 MOST_EVENTS = 100_000
+LINE_LIMITS = Limits(depth=DEPTH)
+"""Limits on one event of a posted log, so that it can be encoded again."""
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; media-src 'self' data:; connect-src 'self' http: https:; base-uri 'none'; "
@@ -81,8 +85,9 @@ def _select_encoding(accepted: str, file: Path) -> str:
         except ValueError:
             weights[name.strip()] = 0
     for coding, ending in ENCODINGS.items():
-        if weights.get(coding, weights.get("*", 0)) > 0 and file.with_name(file.name + ending).is_file():
-            return coding
+        with contextlib.suppress(OSError):  # a name that is too long
+            if weights.get(coding, weights.get("*", 0)) > 0 and file.with_name(file.name + ending).is_file():
+                return coding
     return ""
 
 
@@ -123,12 +128,14 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def replay(request: Request) -> Response:
         """Encode a posted event log, with one event per line, on the requested wires."""
-        events = await read_request(server, request, _read_log, starts_run=False)
         encoder = encoder_for(request, "recorded")
-        frames = await collect_yielding(
-            encoder.encode(event, sequence=number) for number, event in enumerate(events, 1)
-        )
-        return Response(b"".join([*frames, encoder.finish()]), headers={"content-type": encoder.content_type})
+
+        def encoded(body: bytes) -> bytes:
+            frames = [encoder.encode(event, sequence=number) for number, event in enumerate(_read_log(body), 1)]
+            return b"".join([*frames, encoder.finish()])
+
+        frames = await read_request(server, request, encoded, starts_run=False)
+        return Response(frames, headers={"content-type": encoder.content_type})
 
     if not settings.watching.demo:
         return []
@@ -178,7 +185,10 @@ def _read_log(body: bytes) -> list[Event]:
     events: list[Event] = []
     for number, line in enumerate(lines, 1):
         try:
+            read_json(line, LINE_LIMITS)
             events.append(check_metadata(decoder.decode(line)))
+        except RequestError as error:
+            raise RequestError(error.kind, f"Line {number} cannot be read. {error.message}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError("invalid_request", f"Line {number} is not an AG-UI event.") from error
     return events

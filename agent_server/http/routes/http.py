@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from adapters.body import Limits, read_json
 from adapters.errors import RequestError
 from adapters.forwarded_props import REQUEST_KEY
 from agent_server.engine_protocol.protocol import EngineError
@@ -341,9 +342,16 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 async def read_struct(request: Request, kind: type[T], limit: int, hint: str) -> T:
     """Read a JSON body of at most `limit` bytes as a struct. Raises RequestError; its message begins with `hint`."""
+    body = await read_body(request, limit)
+
+    def decode() -> T:
+        return msgspec.convert(read_json(body, Limits(body=limit)), type=kind)
+
     try:
-        return msgspec.json.decode(await read_body(request, limit), type=kind)
-    except (ValueError, RecursionError) as error:
+        return await parse_off_loop(len(body), decode)
+    except RequestError as error:
+        raise RequestError(error.kind, f"{hint}: {error.message}", error.param) from None
+    except msgspec.ValidationError as error:
         raise RequestError("invalid_request", f"{hint}: {str(error)[:300]}") from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import importlib
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
@@ -14,13 +15,14 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from adapters.body import Limits, read_json
 from adapters.errors import RequestError
 from agent_server.http import agent_calls
 from agent_server.http.auth import principal_of
 from agent_server.http.routes.health_routes import json_response
-from agent_server.http.routes.http import guarded, read_struct
+from agent_server.http.routes.http import RETRY_AFTER, guarded, parse_off_loop, read_body, read_struct
 from agent_server.ids import new_id
 from agent_server.user import current_user
 from agent_server.version import version
@@ -172,6 +174,9 @@ def routes(server: Server) -> list[BaseRoute]:
 ROUNDS = 20
 """Limit on rounds of questions in one call, over protocols that ask while the request is open."""
 SESSIONS, IDLE_SECONDS = 1000, 600.0
+BODY_VALUES = 10_000
+"""Limit on the JSON values of a request, which the SDK validates on the event loop."""
+SESSION_HEADER, VERSION_HEADER = "mcp-session-id", "mcp-protocol-version"
 SEALED_FOR = "mcp"
 INPUT_SCHEMA = {
     "type": "object",
@@ -206,15 +211,20 @@ class McpEndpoint:
         self._ready = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._sessions is None:  # in a thread, since it takes a second
+            await asyncio.to_thread(importlib.import_module, "mcp.server.streamable_http_manager")
         from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
         from mcp.server.auth.provider import AccessToken
         from mcp.server.lowlevel import Server as McpServer
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-        content_type = Headers(scope=scope).get("content-type", "")
+        headers = Headers(scope=scope)
+        content_type = headers.get("content-type", "")
         if scope["method"] == "POST" and not content_type.startswith("application/json"):
             message = "Send the body as JSON, with Content-Type: application/json."
             raise RequestError("unsupported_media_type", message)
+        if scope["method"] == "POST":
+            receive = await self._within_limits(Request(scope, receive))
         if self._sessions is None:
             sdk = McpServer("agent-server", version=version(), on_list_tools=self._list, on_call_tool=self._call)
             self._sessions = StreamableHTTPSessionManager(
@@ -233,9 +243,40 @@ class McpEndpoint:
             contextvars.Context().run(self._server.spawn, hold(self._sessions))
         await self._ready.wait()
         who = principal_of(scope)
+        self._check_share(self._sessions, headers, who.tenant)
         # The SDK allows a session only to the user who opened it.
         scope["user"] = AuthenticatedUser(AccessToken(token="-", client_id=who.tenant, subject=who.name, scopes=[]))
         await self._sessions.handle_request(scope, receive, send)
+
+    async def _within_limits(self, request: Request) -> Receive:
+        """Read a body, check it, and return a `receive` that passes it on. What is not JSON the SDK answers. Raises
+        RequestError for a body that is too large."""
+        most = self._server.settings.http.max_body
+        body = await read_body(request, most)
+        try:
+            await parse_off_loop(len(body), read_json, body, Limits(body=most, values=BODY_VALUES))
+        except RequestError as error:
+            if error.kind == "payload_too_large":
+                raise
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            return messages.pop() if messages else await request.receive()
+
+        return receive
+
+    def _check_share(self, sessions: StreamableHTTPSessionManager, headers: Headers, tenant: str) -> None:
+        """Raise RequestError for a request that opens a session if its tenant has as many as are free, as with
+        connections: the SDK has one limit for all, so a tenant could leave none to the others."""
+        from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+        opens = SESSION_HEADER not in headers and headers.get(VERSION_HEADER, HANDSHAKE_PROTOCOL_VERSIONS[0]) in (
+            HANDSHAKE_PROTOCOL_VERSIONS
+        )
+        owners = sessions._session_owners.values()
+        if opens and sum(owner["client_id"] == tenant for owner in owners) >= SESSIONS - len(owners):
+            message = "You have too many open MCP sessions. Close some, or wait until they have been idle for a while."
+            raise RequestError("overloaded", message, retry_after=RETRY_AFTER)
 
     async def _list(
         self, context: ServerRequestContext, params: mcp_types.PaginatedRequestParams | None

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from python_multipart.multipart import parse_options_header
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -316,8 +317,12 @@ async def read_form(request: Request, limit: int) -> AsyncIterator[FormData]:
     async def stream() -> AsyncIterator[bytes]:
         yield body
 
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+    kind, parameters = parse_options_header(request.headers.get("content-type"))
+    if kind != b"multipart/form-data":
         raise RequestError("unsupported_media_type", "Send the recording as multipart/form-data.")
+    # Some of Python's codecs take the square of a text's length, and the names of unknown ones are kept for ever.
+    if parameters.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):
+        raise RequestError("unsupported_media_type", "The form's texts must be in UTF-8.")
     parser = MultiPartParser(request.headers, stream(), max_files=1, max_fields=MAX_FIELDS, max_part_size=FIELD_BYTES)  # type: ignore[arg-type, unused-ignore]
     try:
         form = await parser.parse()

@@ -22,8 +22,9 @@ from adapters import openai_responses
 from adapters.answer import fold
 from adapters.body import Inbound, Limits
 from adapters.errors import RequestError
-from adapters.openai_conversations import conversation_of, is_conversation
+from adapters.openai_conversations import conversation_of
 from adapters.openai_responses import (
+    RESPONSE_PREFIX,
     TRIGGER,
     Continuation,
     CreateResponse,
@@ -281,7 +282,7 @@ class Responses:
 
     def _identity(self, inbound: Inbound) -> ResponseIdentity:
         return ResponseIdentity(
-            id=f"resp_{inbound.input.run_id.removeprefix('run_')}",
+            id=f"{RESPONSE_PREFIX}{inbound.input.run_id.removeprefix('run_')}",
             model=model_name(self.server, inbound.options),
             created=int(time.time()),
             thread_id=inbound.input.thread_id,
@@ -345,7 +346,9 @@ class Responses:
         return record
 
     async def _stored(self, tenant: str, response_id: str) -> ResponseRecord | None:
-        body = None if is_conversation(response_id) else await self.server.store.response(tenant, response_id)
+        if not response_id.startswith(RESPONSE_PREFIX):
+            return None
+        body = await self.server.store.response(tenant, response_id)
         return None if body is None else msgspec.convert(body, ResponseRecord)
 
     async def count(self, request: Request) -> Response:

@@ -76,7 +76,7 @@ class Threads:
     async def list(self, request: Request) -> Response:
         query = request.query_params
         limit = query.get("limit", str(LIMIT))
-        if not (limit.isascii() and limit.isdigit()) or not 0 < int(limit[:9]) <= 100:
+        if not (limit.isascii() and limit.isdigit() and len(limit) < 4) or not 0 < int(limit) <= 100:
             raise RequestError("invalid_request", "The limit must be a number from 1 to 100.", "limit")
         threads, cursor = await self._store.threads(
             request.state.tenant,

@@ -25,11 +25,21 @@ def find(connection: Connection, tenant: str, id: str) -> Any:
     return decoded(contents.whole_one(connection, tenant, text))
 
 
-def newest(connection: Connection, tenant: str, prefix: str, most: int) -> list[Any]:
-    """The bodies of those whose ids begin with the prefix, that changed last."""
+def newest(connection: Connection, tenant: str, prefix: str, most: int, most_bytes: int) -> list[Any]:
+    """The bodies of those whose ids begin with the prefix, that changed last: the first one, and those after it while
+    all together have at most `most_bytes`. They are read one at a time, so that no others are in memory."""
     begins = table.c.id.startswith(prefix, autoescape=True)
-    query = select(table.c.body).where(table.c.tenant == tenant, begins).order_by(table.c.created_at.desc())
-    return [decoded(contents.whole_one(connection, tenant, text)) for text in connection.scalars(query.limit(most))]
+    latest = select(table.c.id).where(table.c.tenant == tenant, begins).order_by(table.c.created_at.desc())
+    bodies: list[Any] = []
+    size = 0
+    for id in connection.scalars(latest.limit(most)).all():
+        text = connection.scalar(select(table.c.body).where(*_with_id(tenant, id)))
+        whole = contents.whole_one(connection, tenant, text)
+        size += len(whole or "")
+        if bodies and size > most_bytes:
+            break
+        bodies.append(decoded(whole))
+    return bodies
 
 
 def put(connection: Connection, tenant: str, id: str, change: Callable[[Any], object]) -> Any:

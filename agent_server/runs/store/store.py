@@ -472,9 +472,14 @@ class Store:
         """Return the body that `save_response` stored, or None."""
         return await self._database.read(lambda connection: responses.find(connection, tenant, response_id))
 
-    async def newest_responses(self, tenant: str, prefix: str, most: int) -> list[Any]:
-        """Return the saved responses whose ids begin with the prefix, the latest first."""
-        return await self._database.read(lambda connection: responses.newest(connection, tenant, prefix, most))
+    async def newest_responses(self, tenant: str, prefix: str, most: int, *, most_bytes: int) -> list[Any]:
+        """Return the saved responses whose ids begin with the prefix, the latest first.
+
+        most_bytes: of their JSON together; the first one may be larger.
+        """
+        return await self._database.read(
+            lambda connection: responses.newest(connection, tenant, prefix, most, most_bytes)
+        )
 
     async def change_response(self, tenant: str, response_id: str, change: Callable[[Any], object]) -> Any:
         """Replace a stored response by `change(body)`, atomically with respect to other servers.

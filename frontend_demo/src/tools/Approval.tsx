@@ -18,20 +18,30 @@ interface Props {
 
 export type Drafts = Map<string, Values>;
 
-/** The tool call that an interrupt asks about, with its arguments; null when it asks about something else. */
+/**
+ * The tool call that an interrupt asks about, with its arguments; null when it asks about something else.
+ *
+ * What the interrupt says itself goes first: an approval is for that, whatever the conversation holds. A call's id may
+ * have been used before, so the conversation is searched from its end.
+ */
 export function callOf(interrupt: Interrupt, messages: readonly Message[]): { name: string; args: Values } | null {
-  for (const message of messages) {
-    if (message.role !== "assistant") continue;
+  const { toolName, arguments: args } = interrupt.metadata ?? {};
+  if (typeof toolName === "string" && isValues(args)) return { name: toolName, args };
+  for (let index = messages.length - 1; index >= 0; index--) {
+    const message = messages[index];
+    if (message?.role !== "assistant") continue;
     const call = message.toolCalls?.find((candidate) => candidate.id === interrupt.toolCallId);
     if (call) return { name: call.function.name, args: parsed(call.function.arguments) };
   }
   return null;
 }
 
+const isValues = (value: unknown): value is Values => typeof value === "object" && value !== null && !Array.isArray(value);
+
 function parsed(text: string): Values {
   try {
     const value: unknown = JSON.parse(text);
-    return typeof value === "object" && value !== null ? (value as Values) : {};
+    return isValues(value) ? value : {};
   } catch {
     return {};
   }

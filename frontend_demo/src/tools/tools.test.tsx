@@ -38,6 +38,15 @@ describe("an interrupt", () => {
     expect(asked()).toBeNull();
   });
 
+  it("is about what it says itself, and otherwise about the last call with its id", () => {
+    const call = (text: string) => ({ id: "c", type: "function", function: { name: "pay", arguments: text } });
+    const messages = [{ id: "a", role: "assistant", toolCalls: [call('{"amount":1}')] }, { id: "b", role: "assistant", toolCalls: [call('{"amount":5}')] }];
+    const asked = { id: "i", reason: "tool_call", toolCallId: "c" };
+    expect(callOf(asked, messages as never)).toEqual({ name: "pay", args: { amount: 5 } });
+    expect(callOf({ ...asked, metadata: { toolName: "pay", arguments: { amount: 900 } } }, messages as never)).toEqual({ name: "pay", args: { amount: 900 } });
+    expect(callOf({ ...asked, metadata: { toolName: "pay", arguments: { amount: 900 } } }, [])).toEqual({ name: "pay", args: { amount: 900 } });
+  });
+
   it("is answered with an object or with the one value, as its schema says", () => {
     expect(payloadOf({ colour: "red" }, { type: "object" })).toEqual({ colour: "red" });
     expect(payloadOf({ answer: "red" }, { type: "string" })).toBe("red");
