@@ -14,6 +14,7 @@ import msgspec
 from adapters import agui, sse
 from adapters.answer import finish_reason
 from adapters.body import DEFAULT_LIMITS, KINDS, Inbound, Limits, read_object, wrong
+from events.nesting import TooLarge, measure
 from events.patch import PatchError, apply_patch
 from events.vocabulary import (
     ActivityDelta,
@@ -273,7 +274,8 @@ class UiMessageStream:
                 ended: dict[str, Any] = {"toolCallId": call_id, "toolName": name}
                 try:
                     arguments = msgspec.json.decode(text or "{}")
-                except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+                    measure(arguments)
+                except (msgspec.DecodeError, UnicodeEncodeError, RecursionError, TooLarge):
                     fault = "The call's arguments are not valid JSON."
                     return [{"type": "tool-input-error", **ended, "input": text, "errorText": fault}]
                 return [{"type": "tool-input-available", **ended, "input": arguments}]

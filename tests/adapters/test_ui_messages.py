@@ -5,9 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from adapters import sse
 from adapters.ui_messages import UiMessageStream
-from events.vocabulary import ActivityDelta, ActivitySnapshot, Event, StateDelta
+from events.vocabulary import (
+    ActivityDelta,
+    ActivitySnapshot,
+    Event,
+    StateDelta,
+    ToolCallArgs,
+    ToolCallEnd,
+    ToolCallStart,
+)
 
 
 def chunks(*events: Event, state: object = None) -> list[Any]:
@@ -31,3 +41,12 @@ def test_an_activity_is_one_part_that_changes() -> None:
         "data-activity", "a", {"activityType": "plan", "content": {"steps": 1}},
     )  # fmt: skip
     assert (last["id"], last["data"]["content"]) == ("a", {"steps": 2})
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "[" * 900 + "]" * 900])
+def test_arguments_that_cannot_be_sent_as_json_are_sent_as_text(text: str) -> None:
+    encoder = UiMessageStream("ui-1")
+    encoder.encode(ToolCallStart(tool_call_id="c", tool_call_name="f"))
+    encoder.encode(ToolCallArgs(tool_call_id="c", delta=text))
+    (frame,) = sse.parse([encoder.encode(ToolCallEnd(tool_call_id="c"))])
+    assert json.loads(frame["data"])["type"] == "tool-input-error"

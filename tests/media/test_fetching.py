@@ -170,6 +170,10 @@ ANSWERS = {
         "does not fetch from internal",
     ),
     "leads to an address": (lambda base: web.HTTPFound("https://169.254.169.254/latest"), "does not fetch from 169"),
+    "leads nowhere": (
+        lambda base: web.Response(status=302, headers={"Location": "https://[::1/"}),
+        "a URL that cannot be read",
+    ),
     "leads in a circle": (lambda base: web.HTTPFound(f"{base}/again"), "redirects more than 3 times"),
 }
 

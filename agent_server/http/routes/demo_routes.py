@@ -188,7 +188,7 @@ def _read_log(body: bytes) -> list[Event]:
             read_json(line, LINE_LIMITS)
             events.append(check_metadata(decoder.decode(line)))
         except RequestError as error:
-            raise RequestError(error.kind, f"Line {number} cannot be read. {error.message}") from None
+            raise RequestError(error.kind, f"Line {number} is not an AG-UI event. {error.message}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError("invalid_request", f"Line {number} is not an AG-UI event.") from error
     return events

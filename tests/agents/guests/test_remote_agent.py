@@ -185,3 +185,22 @@ def test_headers_that_cannot_be_sent_are_refused(headers: str, said: str) -> Non
     given = settings(agent_headers=headers).served.agent_headers
     with pytest.raises(LoadError, match=said):
         load_named(["far=http://one.example"], headers=given)
+
+
+COPIES = {"type": "STATE_DELTA", "delta": [{"op": "copy", "from": "", "path": f"/{key}"} for key in range(64)]}
+DEEP = json.loads("[" * 900 + "]" * 900)
+ASKS = {"type": "interrupt", "interrupts": [{"id": "i", "reason": "input_required", "message": "Which?"}]}
+
+
+async def test_neither_copies_of_copies_nor_a_deep_state_reach_clients_or_the_store() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        snapshot = {"type": "STATE_SNAPSHOT", "snapshot": {"a": "x"}}
+        deep = {"type": "STATE_SNAPSHOT", "snapshot": {"deep": DEEP}}
+        return stream([STARTED, snapshot, COPIES, deep, {**FINISHED, "outcome": ASKS}])
+
+    async with elsewhere(answer) as url, serving(scripted("no"), agents=[RemoteAgent(url, name="far")]) as running:
+        frames = await events_of(running.url, body(user("hi")), "/agui/far")
+        state = await running.server.store.state("", "t1")
+    assert state == {"a": "x"} and not any(frame["type"] == "STATE_DELTA" for frame in frames)
+    warnings = frames[-1]["metadata"]["warnings"]
+    assert any("too large" in each for each in warnings) and any("deeper than" in each for each in warnings)

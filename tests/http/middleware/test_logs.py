@@ -12,7 +12,14 @@ import httpx
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from agent_server.observability.telemetry import IdFilter, JsonFormatter, LineFormatter, RepeatFilter, note_ids
+from agent_server.observability.telemetry import (
+    IdFilter,
+    JsonFormatter,
+    LineFormatter,
+    RepeatFilter,
+    configure_logging,
+    note_ids,
+)
 from tests.server import scripted, serving
 
 
@@ -172,3 +179,16 @@ def test_a_json_line_of_an_outage_has_no_trace():
         "level": "error", "logger": "agent_server", "message": "the store failed", "request": "r1",
         "error": "ConnectionRefusedError", "detail": "[Errno 111] Connect call failed",
     }  # fmt: skip
+
+
+def test_warnings_of_libraries_are_escaped_and_limited_too(monkeypatch, capsys):
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    configure_logging("info")
+    for name in ("agent_server", "uvicorn.error"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+    for number in range(100):
+        logging.getLogger("a.library").warning("what a client sent: %s", f"{number}\nforged")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == RepeatFilter.LINES and all("\\nforged" in line for line in lines)

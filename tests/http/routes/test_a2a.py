@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -33,6 +35,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Value
 
 from agent_server.engines.scripted import Script
+from agent_server.observability.library_logs import WithoutContents
 from agent_server.runs.webhooks import Webhooks
 from tests.http.routes.test_mcp_server import WEATHER, call
 from tests.media.test_fetching import certificate as certificate
@@ -277,3 +280,100 @@ async def test_notifications_go_nowhere_that_webhooks_may_not_go(certificate, mo
                 request.configuration.CopyFrom(config)
                 with pytest.raises(Exception, match=r"webhook|https|host"):
                     await task_after(a2a, request)
+
+
+def posted(method: str, params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+
+
+def message(*parts: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"message": {"messageId": "m", "role": "ROLE_USER", "parts": list(parts), **more}}
+
+
+VERSION = {"A2A-Version": "1.0"}
+BODIES = {
+    "a body that is too large": (posted("SendMessage", message({"text": "x" * 2**20})), 413),
+    "more values than the SDK converts in time": (posted("SendMessage", message({"data": [1] * 3000})), 413),
+    "too deep": ("[" * 500 + "]" * 500, -32700),
+    "not JSON": ("{", -32700),
+    "not JSON by RFC 8259": ('{"jsonrpc": NaN}', -32700),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_bodies_have_limits_before_the_sdk_gets_them(name):
+    content, expected = BODIES[name]
+    text = content if isinstance(content, str) else json.dumps(content)
+    async with (
+        serving(scripted("Hi."), agents=[WEATHER]) as running,
+        httpx.AsyncClient(base_url=running.url, headers=VERSION, timeout=60) as http,
+    ):
+        answer = await http.post("/a2a/weather", content=text)
+        compressed = await http.post("/a2a/weather", content=b"x", headers={"Content-Encoding": "gzip"})
+        fine = await http.post("/a2a/weather", json=posted("SendMessage", message({"text": "a"}, {"data": [1] * 1000})))
+    assert (answer.status_code if expected > 0 else answer.json()["error"]["code"]) == expected
+    assert compressed.status_code == 415 and "error" not in fine.json()
+
+
+async def test_the_sdk_s_warnings_have_no_contents_and_stay_on_one_line(caplog, monkeypatch):
+    library = logging.getLogger("a2a")
+    own = [each for each in library.handlers if isinstance(each, WithoutContents)]
+    monkeypatch.setattr(library, "handlers", own)  # without pytest's
+    secrets = [
+        posted("SendMessage", {"message": {"role": "canary-1", "parts": "canary-2"}}) | {"id": "canary-3\nforged"},
+        posted("message/send", {"message": {"role": "canary-4", "parts": "canary-5"}}),
+        posted("canary-6", {}),
+        {"jsonrpc": "canary-7"},
+    ]
+    async with (
+        serving(scripted("Hi."), agents=[WEATHER]) as running,
+        httpx.AsyncClient(base_url=running.url, headers=VERSION, timeout=60) as http,
+    ):
+        for secret in secrets:
+            assert (await http.post("/a2a/weather", json=secret)).json()["error"]
+    told = [each for each in caplog.records if "a2a" in each.getMessage()]
+    assert own and told and {each.name for each in told} == {"agent_server.libraries"}
+    assert "canary" not in caplog.text and not any("\n" in each.getMessage() or each.exc_info for each in told)
+
+
+async def test_a_list_reads_no_more_than_a_few_megabytes_of_tasks(monkeypatch):
+    monkeypatch.setattr("agent_server.http.a2a.MAX_LISTED_BYTES", 20_000)
+    async with serving(scripted("Hi."), agents=[WEATHER]) as running:
+        async with httpx.AsyncClient(base_url=running.url, headers=VERSION, timeout=60) as http:
+            for text in ("x" * 50_000, "a" * 5000, "b" * 5000, "c" * 50_000):
+                sent = await http.post("/a2a/weather", json=posted("SendMessage", message({"text": text})))
+                task = sent.json()["result"]["task"]
+            latest = (await http.post("/a2a/weather", json=posted("ListTasks", {}))).json()["result"]["tasks"]
+            await http.post("/a2a/weather", json=posted("SendMessage", message({"text": "small"})))
+            few = (await http.post("/a2a/weather", json=posted("ListTasks", {}))).json()["result"]["tasks"]
+        kept = await running.server.store.newest_responses("", "a2a_", 10, most_bytes=20_000)
+    assert [each["id"] for each in latest] == [task["id"]], "one that is larger is listed alone"
+    assert len(few) == len(kept) == 1
+
+
+async def test_a_task_that_is_answered_wrongly_again_and_again_does_not_grow(monkeypatch):
+    monkeypatch.setattr("agent_server.http.a2a.TASK_BYTES", 20_000)
+    engine = scripted([call("pay", '{"amount": 5}'), Script(text="All done.")])
+    async with serving(engine, agents=[WEATHER]) as running, client(running) as a2a:
+        task = await task_after(a2a, said("go"))
+        for _ in range(8):
+            task = await task_after(a2a, said("x" * 5000, task))
+        assert task.status.state == TaskState.TASK_STATE_INPUT_REQUIRED and task.ByteSize() < 25_000
+        (question,) = MessageToDict(task.status.message.parts[-1].data)["questions"]
+        task = await task_after(a2a, data({"answers": {question["id"]: {"approved": True}}}, task))
+    assert task.artifacts[0].parts[0].text == "All done."
+
+
+async def test_a_task_is_no_response():
+    async with serving(scripted("Hi."), agents=[WEATHER]) as running:
+        async with httpx.AsyncClient(base_url=running.url, headers=VERSION, timeout=60) as http:
+            sent = await http.post("/a2a/weather", json=posted("SendMessage", message({"text": "go"})))
+            id = f"a2a_{sent.json()['result']['task']['id']}"
+            continued = {"model": "default", "input": "x", "previous_response_id": id}
+            answers = [
+                await http.get(f"/v1/responses/{id}"),
+                await http.delete(f"/v1/responses/{id}"),
+                await http.post("/v1/responses", json=continued),
+            ]
+        assert await running.server.store.response("", id) is not None
+    assert [each.status_code for each in answers] == [404, 404, 404]

@@ -156,3 +156,20 @@ async def test_a_log_of_this_server_is_taken_whole_and_one_with_foreign_metadata
     assert taken.status_code == 200 and "[DONE]" in taken.text
     lines = log.count("\n") + 2
     assert (refused.status_code, refused.json()["error"]["message"]) == (400, f"Line {lines} is not an AG-UI event.")
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "%00", "a" * 300 + ".js"])
+async def test_a_name_that_no_file_can_have_is_not_found(built: Path, name: str):
+    async with serving(scripted("x")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        answer = await client.get(f"/assets/{name}", headers={"Accept-Encoding": "gzip, br"})
+    assert answer.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [("[" * 100 + "]" * 100, 200), ("[" * 955 + "]" * 955, 400), ("[" + "[]," * 120_000 + "1]", 413)],
+)
+async def test_an_event_that_could_not_be_sent_again_is_refused(value: str, status: int):
+    async with serving(scripted("x")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        answer = await client.post("/demo/wires", content='{"type":"CUSTOM","name":"x","value":' + value + "}")
+    assert answer.status_code == status

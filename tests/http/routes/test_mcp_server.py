@@ -154,3 +154,34 @@ async def test_a_call_that_is_cancelled_ends_its_run():
             task.cancel()
             while running.server.runs.active:
                 await asyncio.sleep(0.01)
+
+
+async def test_a_tenant_cannot_take_all_sessions(monkeypatch):
+    monkeypatch.setattr("agent_server.http.routes.mcp_routes.SESSIONS", 8)
+    accepts = {"Accept": "application/json, text/event-stream"}
+    a, b = ({"Authorization": f"Bearer key-of-{name}"} for name in "ab")
+    async with serving(scripted("Mine."), agents=[WEATHER], api_keys="a:key-of-a,b:key-of-b") as running:
+        async with httpx.AsyncClient(base_url=running.url, headers=accepts, timeout=60) as http:
+            opened = [await http.post("/mcp", json=INITIALIZE, headers=a) for _ in range(6)]
+            other = [await http.post("/mcp", json=INITIALIZE, headers=b) for _ in range(2)]
+            session = {"Mcp-Session-Id": opened[0].headers["mcp-session-id"], **a}
+            used = await http.post("/mcp", json=LIST, headers=session)
+            await http.delete("/mcp", headers=session)
+            again = await http.post("/mcp", json=INITIALIZE, headers=a)
+        async with client(running, "auto", "key-of-a") as mcp:  # the newer protocol has no sessions
+            assert (await mcp.list_tools()).tools
+    assert [each.status_code for each in opened] == [200, 200, 200, 200, 503, 503]
+    assert opened[-1].headers["retry-after"] and "sessions" in opened[-1].text
+    assert [each.status_code for each in (*other, used, again)] == [200, 200, 200, 503]
+
+
+@pytest.mark.parametrize("body, status", [("[" + "[]," * 20_000 + "1]", 413), ("{", 400), ("[" * 500, 400)])
+async def test_a_body_is_checked_before_the_sdk_gets_it(body, status):
+    headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+    async with (
+        serving(scripted("Hi."), agents=[WEATHER]) as running,
+        httpx.AsyncClient(base_url=running.url, headers=headers, timeout=60) as http,
+    ):
+        answer = await http.post("/mcp", content=body)
+        compressed = await http.post("/mcp", content=b"x", headers={"Content-Encoding": "gzip"})
+    assert (answer.status_code, compressed.status_code) == (status, 415)

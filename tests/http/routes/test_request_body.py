@@ -133,3 +133,13 @@ async def test_a_compressed_body_is_refused_by_name(path: str) -> None:
                                   headers={"content-encoding": "UTF-8"})  # fmt: skip
     assert answer.status_code == 415 and "Content-Encoding" in answer.text
     assert plain.status_code == 200
+
+
+@pytest.mark.parametrize("charset", ["punycode", "idna", "utf-16", "x" * 1000, ""])
+async def test_texts_of_a_form_are_read_in_utf_8_alone(charset: str):
+    """`punycode` takes a second for 64 KB, and a form may have 32 fields of that."""
+    body = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\n' + b"a" * 60_000 + b"\r\n--x--\r\n"
+    headers = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
+    async with serving(scripted("Hello")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        answer = await client.post("/v1/audio/transcriptions", content=body, headers=headers)
+    assert answer.status_code == 415 and "UTF-8" in answer.text

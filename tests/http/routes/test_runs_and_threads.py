@@ -129,6 +129,8 @@ async def test_threads_are_listed_read_renamed_archived_judged_and_deleted():
         ("POST", "/agui/threads/t1/feedback", b'{"messageId": "x", "score": 7}'),
         ("GET", "/agui/threads?limit=0", b""),
         ("GET", "/agui/threads?limit=nine", b""),
+        ("GET", f"/agui/threads?limit=000000001{'9' * 5000}", b""),
+        ("PATCH", "/agui/threads/t1", b'{"metadata": {"a": ' + b"[" * 300 + b"]" * 300 + b"}}"),
         ("GET", "/agui/threads?cursor=nine", b""),
     ],
 )
