@@ -14,7 +14,7 @@ from events.formats.output_format import Arguments
 from events.parsing.json_output import quoted
 from events.parsing.json_text import JsonText, word_to_json
 from events.parsing.schema import ANY, Schema, item_schema, property_schema, resolved, types
-from events.parsing.source import Reading, Scanner, Source, scanner_for
+from events.parsing.source import Reading, Scanner, Source, is_token, scanner_for
 from events.parsing.syntax import CallSyntax, Syntax, is_special, substantial
 from events.parsing.typed_value import TypedValue, value_types
 
@@ -110,15 +110,23 @@ def _element(call: ArgumentContext, name: str, schema: Schema, opened: list[str]
         if tag and "string" not in kinds and kinds & {"object", "array"}:
             call.write("{}" if "object" in kinds else "[]")
             kinds = frozenset()
-    # Without a prefix an element ends only with its full closing tag, since `</` may be part of a value.
+    # Without a prefix an element ends only with its full closing tag, since `</` may be part of a value. A prefix that
+    # is spelled out may be as well: then an opening tag is text, and so is another element's closing tag before text.
     ends = argument_ends(call.calls)
+    spelled_prefix = prefix if prefix and not any(map(is_token, prefix)) else ""
     end = prefix + "</" if prefix else f"</{name}>"
-    scanner = call.syntax.scanner(end, *(ends if prefix else ()))
+    scanner = call.syntax.scanner(end, *(ends if prefix and not spelled_prefix else ()))
     source, value = call.source, TypedValue(kinds)  # without kinds the value is already written
     while True:
         stop, marker = scanner.find(source.text, source.position, source.final)
         value.write(source.text[source.position : stop])
-        source.position = stop + len(marker or "")
+        source.position = stop
+        if marker and spelled_prefix:
+            marker = yield from _closing_tag(source, spelled_prefix, name)
+            if not marker:
+                value.write(end)
+                source.position += len(end)
+                continue
         if marker or source.final:
             break
         if value.parts and kinds:
@@ -128,10 +136,29 @@ def _element(call: ArgumentContext, name: str, schema: Schema, opened: list[str]
     if kinds:
         call.write(value.take())
     # The call's end before the element's is left for the call's reader.
-    if marker in ends:
-        call.source.position -= len(marker)
-    elif prefix:
-        yield from call.source.until(call.syntax.scanner(">"), NAME_LIMIT)
+    if marker and marker not in ends:
+        source.position += len(marker)
+        if prefix and not spelled_prefix:
+            yield from source.until(call.syntax.scanner(">"), NAME_LIMIT)
+
+
+def _closing_tag(source: Source, prefix: str, name: str) -> Reading[str]:
+    """Return the closing tag that begins here, which is not consumed, or "" if it is part of a value: it is not that of
+    the element `name`, and neither another tag nor the end of the output follows it."""
+    closing = re.compile(re.escape(prefix) + r"</([^<>\s]*)(>?)")
+    while True:
+        match = closing.match(source.text, source.position)
+        assert match is not None, "the caller has found the tag's beginning"
+        behind = source.text[match.end() : match.end() + _LOOK_AHEAD]
+        following = behind.lstrip()
+        if match[2]:
+            if match[1] == name or following.startswith(prefix) or (source.final and not following):
+                return match.group()
+            if source.final or len(behind) == _LOOK_AHEAD or not prefix.startswith(following):
+                return ""
+        elif behind or source.final or len(match.group()) > NAME_LIMIT:
+            return "" if behind else match.group()
+        yield
 
 
 def _children(call: ArgumentContext, name: str, schema: Schema, opened: list[str]) -> Reading[None]:

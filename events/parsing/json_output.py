@@ -56,7 +56,10 @@ _NAME_START = re.compile(r"[A-Za-z_]\w*\s*")
 _NEXT_KEY = re.compile(r"\s{0,64}(?:[\w.$-]{1,64}\s{0,64}:|[}\]<])")
 _KEY_BEGUN = re.compile(r"\s{0,64}[\w.$-]{0,64}\s{0,64}")
 _AFTER_CALL = "],;\n"
+_AFTER_STRING = ",]})<"
+_BEFORE_STRING = (":", ",", "[", "{", "(")
 _FARTHEST = 64
+_FARTHEST_QUOTE = 4096
 _HEX = re.compile(r"[0-9a-fA-F]+")
 _HEX_DIGITS = {"u": 4, "x": 2, "U": 8}
 _SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
@@ -184,6 +187,35 @@ def undecided(text: str, opened: int) -> int:
         return 0
     run = min(len(text) - len(text.rstrip(_BRACKETS_CLOSE)), _FARTHEST)
     return min(run, max(0, -(opened + balance(text))))
+
+
+def raw_string_goes_on(text: str, at: int, marker: str, quote: str, final: bool) -> bool | None:
+    """Return whether a custom quote or a stop at `at` is part of the string around it; None if more text is needed.
+
+    A quote is if no delimiter follows it. A stop is if the string's closing quote follows it: before one that opens
+    another string, the closing quote is missing.
+    """
+    behind, limit = at + len(marker), at + _FARTHEST_QUOTE
+    while marker != quote:
+        closing = text.find(quote, behind, limit)
+        if closing < 0:
+            return None if not final and len(text) < limit else False
+        if text[max(behind, closing - _FARTHEST) : closing].rstrip()[-1:] in _BEFORE_STRING:
+            return False
+        behind = closing + len(quote)
+        ends = _ends_raw_string(text, behind, final)
+        if ends is not False:
+            return ends
+    ends = _ends_raw_string(text, behind, final)
+    return None if ends is None else not ends
+
+
+def _ends_raw_string(text: str, position: int, final: bool) -> bool | None:
+    """Return whether a custom quote before `position` ends its string; None if more text is needed."""
+    following = text[position : position + _FARTHEST]
+    if not following.strip():
+        return True if final or len(following) == _FARTHEST else None
+    return following.lstrip()[0] in _AFTER_STRING
 
 
 def word_end(text: str, position: int, final: bool, ends: re.Pattern[str], stops: tuple[str, ...]) -> tuple[int, bool]:

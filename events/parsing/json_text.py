@@ -21,6 +21,7 @@ from events.parsing.json_output import (
     escaped,
     literal,
     quoted,
+    raw_string_goes_on,
     read_escape,
     string_prefix,
     undecided,
@@ -28,7 +29,7 @@ from events.parsing.json_output import (
     word_goes_on,
 )
 from events.parsing.schema import Schema, item_schema, property_schema, resolved, types
-from events.parsing.source import scanner_for
+from events.parsing.source import is_token, scanner_for
 
 Coerce = Callable[[str, Schema], str]
 """Converts a bare word to JSON text, given the schema at its position or None."""
@@ -222,15 +223,25 @@ class JsonText:
 
     def _raw_string(self, text: str, position: int, final: bool) -> int:
         """Read a string between custom quotes, which ends at the next quote and has no escapes. A stop before it means
-        that the quote is missing."""
+        that the quote is missing. Where these are spelled out and not tokens, they may also be part of the string,
+        depending on what follows."""
         at, marker = self._raw_end.find(text, position, final)
-        if marker == self._quote:
+        undecided_marker = False
+        if marker is not None and not self._is_key and not any(map(is_token, marker)):
+            goes_on = raw_string_goes_on(text, at, marker, self._quote, final)
+            if goes_on:
+                self._raw(text[position : at + len(marker)])
+                return at + len(marker)
+            undecided_marker = goes_on is None
+        if marker == self._quote and not undecided_marker:
             self._raw(text[position:at])
             self._end_string()
             return at + len(marker)
         # Brackets and white space at the end may follow a missing quote, so they are held back.
         end = at - undecided(text[position:at], self._balance)
         self._raw(text[position:end])
+        if undecided_marker:
+            return end
         if marker:
             self._end_string()
         return at if marker or final else end

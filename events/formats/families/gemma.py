@@ -52,6 +52,11 @@ SAMPLES = {
         Sample('<|tool_call>call:tide{port:<|"|>f(x)', [("tide", {"port": "f(x)"})]),
         Sample('<|tool_call>call:tide{port:<|"|>Brest  ', [("tide", {"port": "Brest"})]),
         Sample('<|tool_call>call:tide{port:<|"|>Brest  <|"|>}<tool_call|>', [("tide", {"port": "Brest  "})]),
+        # Markers in a value, where they are text and not tokens.
+        Sample(
+            '<|tool_call>call:tide{port:<|"|>of <tool_call|> and <|"|> or <|tool_call><|"|>,hours:6}<tool_call|>',
+            [("tide", {"port": 'of <tool_call|> and <|"|> or <|tool_call>', "hours": 6})],
+        ),
         Sample('<|tool_call>:tide(port:<|"|>Brest<|"|>)<tool_call|>', [("tide", {"port": "Brest"})]),
         Sample(
             '<|tool_call>call:tide{port:Brest, harbour 5<|"|>,hours:6,tags:[<|"|>x<|"|>,y<|"|>]}<tool_call|>',

@@ -57,6 +57,17 @@ SAMPLES = {
             [("f", {"o": {"k": [1, 2]}})],
             tools=None,
         ),
+        # Tags in a value, where they are text and not tokens.
+        Sample(
+            f'{_TAG}<tool_call>\n{_TAG}<invoke name="tide">{_TAG}<port>a {_TAG}<tool_call> b {_TAG}</invoke> c{_TAG} d '
+            f'{_TAG}<invoke name="now">{_TAG}</port>{_TAG}<hours>6{_TAG}</hour>{_TAG}</invoke>\n{_TAG}</tool_call>',
+            [
+                (
+                    "tide",
+                    {"port": f'a {_TAG}<tool_call> b {_TAG}</invoke> c{_TAG} d {_TAG}<invoke name="now">', "hours": 6},
+                )
+            ],
+        ),
         Sample(
             f'{_TAG}<tool_call>\n{_TAG}<invoke name="tide">{_TAG}<port>Brest{_TAG}</invoke>\n{_TAG}</tool_call>',
             [BREST],
