@@ -144,6 +144,8 @@ def _abilities(analysis: TemplateAnalysis) -> list[str]:
         lines.append("does not show declared tools to the model")
     elif can.tools_in_system:
         lines.append("shows declared tools given with the system message")
+    elif can.tools_role:
+        lines.append(f"shows declared tools in a message of the role {can.tools_role!r}")
     else:
         variable = "" if can.tools_variable == "tools" else f" (as {can.tools_variable})"
         lines.append(f"shows declared tools{variable}")

@@ -84,14 +84,15 @@ class Content(Description, frozen=True, kw_only=True):
     """How content is wrapped. Wrappers are optional for the parser and never shown.
 
     start: markers that open content (they end open reasoning), the canonical one first. end: markers that close it.
-    wrapped: "always", or "with_reasoning" if the template wraps only after reasoning; for the grammar builder.
+    wrapped: "always"; "with_reasoning" if the template wraps only after reasoning; "with_calls" if it wraps only the
+        text before calls, which has no markers of its own then.
     prefix: text that is put before the content (a reasoning opener that the client wants to see).
     after_calls: whether text after the first call is shown.
     """
 
     start: ContentMarkers = ()
     end: ContentMarkers = ()
-    wrapped: Literal["always", "with_reasoning"] = "always"
+    wrapped: Literal["always", "with_reasoning", "with_calls"] = "always"
     prefix: Word = ""
     after_calls: Literal["keep", "drop"] = "keep"
 

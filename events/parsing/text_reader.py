@@ -182,6 +182,9 @@ class TextReader:
         elif self.within == "addressed":
             self.within = ""
         self.output.behind_marker = True
+        content = self.format.content
+        if content.wrapped == "with_calls" and self.syntax.canonical(marker) in (*content.start, *content.end):
+            self.output.at_start = True  # a call without an opening marker follows the text before it
 
     def read_message(self, name: str, header: str) -> Reading[str | None]:
         """Read a call that is the body of a message with this header: its arguments if the header has the function's

@@ -83,7 +83,7 @@ def analyse(template: str) -> TemplateAnalysis:
         turn = find_turn(probe, [on, off])
         reasoning = analyse_reasoning(probe, turn, switches)
         content = analyse_content(probe, turn, reasoning, on)
-        tools = analyse_tools(probe, turn, reasoning)
+        tools = analyse_tools(probe, turn, reasoning, content)
         thought = reasoning.description()
         calls = tools.tools or explained_calls(probe)
         tag_ends = thought is not None and (not thought.start or thought.end[0].strip().startswith("</"))

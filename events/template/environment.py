@@ -4,7 +4,8 @@ Differences from jinja2's immutable sandbox, each of which some published templa
 appends to a list), `from_json` exists (DeepSeek V3.2), `tojson` does not escape HTML and accepts generators and
 undefined values, `safe` and `escape` return plain strings (Functionary 3.1 would otherwise HTML-escape what it
 concatenates), `{% generation %}` blocks render their body, `break` and `continue` work, `raise_exception` and
-`strftime_now` exist, and so do `functions` and `datetime` (Firefunction v2).
+`strftime_now` exist, and so do `functions` and `datetime` (Firefunction v2), and `tools_json` and a message's
+`tool_calls_json` (TabbyAPI).
 
 Rendering is pure: the clock is a parameter, the caller's data is copied first, and the output is bounded. Limiting the
 *time* is up to the caller: render in a thread and stop waiting.
@@ -32,6 +33,9 @@ _GROWING_METHODS: dict[type, frozenset[str]] = {
     list: frozenset({"append", "extend", "insert", "pop"}),
     dict: frozenset({"update", "setdefault"}),
 }
+
+_TOOL_TEXTS = frozenset({"functions", "tools_json"})
+"""Variables for the declared tools as JSON text."""
 
 Clock = Callable[[], datetime]
 Message = dict[str, Any]
@@ -199,7 +203,8 @@ class ChatTemplate:
         self.source = source
         self.special_tokens = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
         self._template = _compile(source)
-        self._lists_functions = "functions" in variables(source)
+        self._tool_texts = sorted(_TOOL_TEXTS & variables(source))
+        self._call_texts = "tool_calls_json" in source
         self._tells_date = "datetime" in variables(source)
         self.prompts_last = prompts_last(source)
 
@@ -247,10 +252,15 @@ class ChatTemplate:
         extra: Mapping[str, object],
     ) -> dict[str, object]:
         clock = now or (lambda: FIXED_NOW)
+        if self._call_texts:
+            calls = [
+                to_json(message["tool_calls"], indent=2) if message.get("tool_calls") else "" for message in messages
+            ]
+            messages = [{**message, "tool_calls_json": text} for message, text in zip(messages, calls, strict=True)]
         context: dict[str, object] = {
             "strftime_now": lambda form="%Y-%m-%d": clock().strftime(form),
             **({"datetime": clock().strftime("%Y-%m-%d")} if self._tells_date else {}),
-            **({"functions": to_json(tools or [], indent=2)} if self._lists_functions else {}),
+            **{name: to_json(tools or [], indent=2) for name in self._tool_texts},
             **self.special_tokens,
             **{key: _copied(value) for key, value in extra.items()},
             "messages": _copied(messages),

@@ -21,7 +21,7 @@ from events.template.declarations import tool_declaration
 from events.template.environment import Message
 from events.template.history import HistoryCall, HistoryTurn, read_history
 from events.template.media_marks import Marks
-from events.template.probe import Capabilities, no_text, with_reasoning
+from events.template.probe import Capabilities, declaring, no_text, with_reasoning
 from events.template.writer import WrittenCall, write_calls
 
 NO_RESULT = "(no result)"
@@ -90,6 +90,9 @@ def build_conversation(
             shaped.insert(0, {"role": "system", "content": ""})
         functions = [tool["function"] for tool in declared]
         shaped[0] = {**shaped[0], "tools": json.dumps(functions, ensure_ascii=False)}
+        declared = []
+    if capabilities.tools_role:
+        shaped.insert(bool(shaped and shaped[0]["role"] == "system"), declaring(capabilities.tools_role, declared))
         declared = []
     shaped, media = (shaped, ()) if marks is None else marks.unmark(shaped)
     last = HistoryTurn(role="assistant")

@@ -7,7 +7,7 @@ so its presence and its surroundings are found by string search.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -38,6 +38,7 @@ REASONING_FIELDS: tuple[ReasoningField, ...] = (
 _CONTENTS: tuple[CallContent, ...] = ("empty", "null", "absent", "part")
 _STYLES: tuple[Arguments, ...] = ("object", "string")
 _SHAPES = [(named, content, style) for named in (False, True) for content in _CONTENTS for style in _STYLES]
+_TOOLS_ROLE = "functions"
 _TOOL_ROLES = ("tool", "ipython", "function", "observation", "tool_response", "tool_results")
 
 
@@ -52,7 +53,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     nine letters and digits. id_is_name: the name is rendered only as part of the id (`functions.NAME:0`).
     reasoning_field: the message key whose text is rendered as reasoning, or None. tool_role: the role of results, None
     if no role renders them. tools_variable: the variable for the declared tools; tools_in_system: tools are instead a
-    key "tools" of the system message, as JSON text (Phi-4-mini).
+    key "tools" of the system message, as JSON text (Phi-4-mini); tools_role: they are a message of this role, as JSON
+    text, which every conversation must have (Firefunction v1).
     needs_user: a conversation without a user message is refused (Qwen3.5).
     """
 
@@ -75,6 +77,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     needs_user: bool = False
     tools_variable: str = "tools"
     tools_in_system: bool = False
+    tools_role: str | None = None
 
 
 def user(text: str = USER) -> Message:
@@ -83,6 +86,11 @@ def user(text: str = USER) -> Message:
 
 def system(text: str = SYSTEM) -> Message:
     return {"role": "system", "content": text}
+
+
+def declaring(role: str, tools: Sequence[Message]) -> Message:
+    """Return the message of a role that declares tools."""
+    return {"role": role, "content": json.dumps([tool["function"] for tool in tools], ensure_ascii=False)}
 
 
 def assistant(text: str = CONTENT) -> Message:
@@ -181,12 +189,16 @@ class Probe:
 
 def capabilities(probe: Probe) -> Capabilities:
     """Determine all capabilities in order; later probes use the results of earlier ones. Sets `probe.head`."""
+    tools_role = None
+    if not probe.shows([user()], USER) and probe.shows([declaring(_TOOLS_ROLE, TOOLS), user()], FUNCTION, USER):
+        tools_role = _TOOLS_ROLE
+        probe.head = [declaring(tools_role, [])]
     strings = probe.shows([user()], USER) or probe.shows([system(), user()], USER)
     text = probe.render([{"role": "user", "content": [{"type": "text", "text": USER}]}])
     parts = text is not None and USER in text and "'text'" not in text and '"text"' not in text  # only the part's text
     probe.content_parts = parts and not strings
     needs_system = not probe.shows([user()], USER) and probe.shows([system(), user()], USER)
-    probe.head = [system()] if needs_system else []
+    probe.head = [system()] if needs_system else probe.head
     alternation = not probe.shows([user(), assistant(), user(USER_TWO), user("THIRDWORDQ")], USER_TWO, "THIRDWORDQ")
     tools = _tools_variable(probe)
     probe.tools_variable = tools or "tools"
@@ -208,9 +220,10 @@ def capabilities(probe: Probe) -> Capabilities:
         system_anywhere=system_in_place,
         string_content=strings or not parts,
         alternation=alternation,
-        tools=tools is not None or _tools_in_system(probe),
+        tools=tools is not None or tools_role is not None or _tools_in_system(probe),
         tools_in_system=tools is None and _tools_in_system(probe),
         tools_variable=probe.tools_variable,
+        tools_role=tools_role,
         tool_role=calls.tool_role or _tool_role(probe, assistant()),
         reasoning_field=field,
         thought_beside_text=thought_beside_text,

@@ -41,6 +41,8 @@ def evidence_of(probe: Probe, derived: OutputFormat) -> Evidence:
     declared = probe.render([words.user()], tools=True) or ""
     if shape.tools_in_system:
         declared = probe.render([{**words.system(), "tools": to_json(words.TOOLS)}, words.user()]) or ""
+    if shape.tools_role:
+        declared = probe.render([words.declaring(shape.tools_role, words.TOOLS), words.user()]) or ""
     return Evidence(
         system=declared[: declared.rfind(words.USER)],
         answer=after(answer, words.USER),

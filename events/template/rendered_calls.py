@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from events.formats.output_format import Content
 from events.template import probe as words
 from events.template.environment import Message
 from events.template.probe import Arguments, Probe
@@ -19,11 +20,13 @@ _DECODER = json.JSONDecoder()
 
 
 class CallRenderer(msgspec.Struct):
-    """Renders assistant messages with calls and returns their text without header, reasoning and end of turn."""
+    """Renders assistant messages with calls and returns their text without header, reasoning, markers of the text
+    before the calls, and end of turn."""
 
     probe: Probe
     turn: TurnFrame
     reasoning: ReasoningAnalysis
+    content: Content
     declared: bool = False  # whether calls only render when tools are declared
 
     def render(self, *calls: Message) -> str | None:
@@ -33,6 +36,8 @@ class CallRenderer(msgspec.Struct):
         if text is None:
             return None
         text = self.turn.assistant_text(text)
+        if self.content.wrapped == "with_calls":
+            text = text.replace(self.content.start[0] + self.content.end[0], "", 1)
         # Remove an empty block of reasoning before the calls (`<think>\n\n</think>\n\n`).
         end = self.reasoning.end.strip()
         head = text[: text.find(words.FUNCTION)] if words.FUNCTION in text else text

@@ -12,7 +12,7 @@ import re
 
 import msgspec
 
-from events.formats.output_format import Arguments, CallId, JsonKeys, Tools
+from events.formats.output_format import Arguments, CallId, Content, JsonKeys, Tools
 from events.template import probe as words
 from events.template.difference import common_prefix, common_suffix, is_marker, segments
 from events.template.probe import Probe
@@ -53,10 +53,10 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     separator: str = ""
 
 
-def analyse_tools(probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis) -> ToolAnalysis:
+def analyse_tools(probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis, content: Content) -> ToolAnalysis:
     if not probe.capabilities.tool_calls:
         return ToolAnalysis()
-    renderer = CallRenderer(probe, turn, reasoning)
+    renderer = CallRenderer(probe, turn, reasoning, content)
     text = renderer.one(PAIR)
     if text is None or words.FUNCTION not in text:
         renderer.declared = True

@@ -53,7 +53,9 @@ def write(
                 end = "".join(channels.end[1:2])
                 messages.append(f" {channels.recipient}{name}{channel} json{closes}{arguments}{end}")
         return opening.join(messages)
-    parts = [write_reasoning(output_format, reasoning), write_content(output_format, content, bool(reasoning))]
+    wraps = {"always": True, "with_reasoning": bool(reasoning), "with_calls": bool(calls)}
+    wrapped = wraps[output_format.content.wrapped]
+    parts = [write_reasoning(output_format, reasoning), write_content(output_format, content, wrapped)]
     if calls and output_format.tools:
         parts.append(write_calls(output_format.tools, calls))
     return "".join(parts)
@@ -67,9 +69,9 @@ def write_reasoning(output_format: OutputFormat, text: str) -> str:
     return (described.start[0] if described.start else "") + text + described.end[0]
 
 
-def write_content(output_format: OutputFormat, text: str, after_reasoning: bool) -> str:
+def write_content(output_format: OutputFormat, text: str, wrapped: bool) -> str:
     described = output_format.content
-    if not text or not described.start or (described.wrapped == "with_reasoning" and not after_reasoning):
+    if not text or not described.start or not wrapped:
         return text
     return described.start[0] + text + (described.end[0] if described.end else "")
 

@@ -14,6 +14,7 @@ from events.grammar import Function, Stage, plan
 from events.options import ToolChoice
 from events.template import probe as words
 from events.template.analyser import analyse
+from events.template.content import analyse_content
 from events.template.environment import ChatTemplate
 from events.template.probe import Probe, capabilities
 from events.template.reasoning import analyse_reasoning, find_switches, settings
@@ -31,6 +32,7 @@ FUNCTIONS = [Function(name, SCHEMA) for name in (words.FUNCTION, words.FUNCTION_
 # What is not to be written as the history has it, or what the grammar does not write.
 OTHERWISE = {
     "dsml_blob": "one argument that holds all",
+    "enclosed_text": "two calls with nothing between them",
     "harmony": "messages with headers",
     "indented_header": "the template's own indentation",
     "llama_pythonic": "the end of a message that is not the turn's last",
@@ -46,7 +48,9 @@ def renderer_of(source: str) -> CallRenderer:
     probe.capabilities = capabilities(probe)
     switches = find_switches(probe)
     turn = find_turn(probe, [settings(switches, True), settings(switches, False)])
-    return CallRenderer(probe, turn, analyse_reasoning(probe, turn, switches))
+    reasoning = analyse_reasoning(probe, turn, switches)
+    content = analyse_content(probe, turn, reasoning, settings(switches, True))
+    return CallRenderer(probe, turn, reasoning, content)
 
 
 def written(source: str) -> list[str]:

@@ -68,6 +68,21 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
             "json.array": True,
         },
     ),
+    "enclosed_text": ("json_native", {"json.arguments": "parameters"}),
+    "json_texts": (
+        "json_native",
+        {
+            "section_start": "<|tool_start|>[",
+            "section_end": "]<|tool_end|>",
+            "json.array": True,
+            "json.wrapper": "function",
+            "json.id": "id",
+            "json.id_first": True,
+            "id.position": "key",
+            "lines": True,
+        },
+    ),
+    "role_of_functions": ("json_native", {"call_start": "<functioncall>"}),
     "closing_instruction": (
         "json_native",
         {
@@ -522,6 +537,7 @@ def test_wrapped_content() -> None:
         "addressed": ("to=user<|message|>", "<|eom|>", "always"),
         "command_action": ("<|START_TEXT|>", "<|END_TEXT|>", "always"),
         "planned_action": ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "always"),
+        "enclosed_text": ("<|python_start|>", "<|python_end|>", "with_calls"),
         "ernie_response": ("<response>", "</response>", "always"),
         "granite_explained": ("<response>", "</response>", "with_reasoning"),
     }
@@ -586,6 +602,8 @@ CAPABILITIES: dict[str, dict[str, Any]] = {
     "parts_only": {"string_content": False, "tools": False, "tool_calls": False, "parallel_calls": False},
     "phi_system_tools": {"tools_in_system": True, "tool_calls": False, "parallel_calls": False},
     "lfm_listed": {"tool_calls": False, "parallel_calls": False},
+    "json_texts": {},
+    "role_of_functions": {"tools_role": "functions", "arguments": "string"},
 }
 
 
