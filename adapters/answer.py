@@ -14,7 +14,16 @@ import msgspec
 
 from adapters.errors import KINDS, ErrorKind, RequestError
 from events.message import fold as fold_messages
-from events.metadata import CUT, FinishedMetadata, Scored, error_metadata, finished_metadata, is_cut, tokens_of
+from events.metadata import (
+    CUT,
+    FinishedMetadata,
+    Scored,
+    error_metadata,
+    finished_metadata,
+    is_cut,
+    tokens_of,
+    visible_tokens,
+)
 from events.run_output import FinishedCall
 from events.sampling import PARAMETERS, Wire, names_on
 from events.vocabulary import (
@@ -135,9 +144,9 @@ def fold(events: Iterable[Event], *, hidden_tools: Container[str] = ()) -> Answe
     for event in visible:
         match event:
             case TextMessageContent():
-                pieces.text_tokens.extend(tokens_of(event.metadata))
+                pieces.text_tokens.extend(visible_tokens(event.metadata))
             case ReasoningMessageContent(delta=delta):
-                pieces.reasoning_tokens.extend(tokens_of(event.metadata))
+                pieces.reasoning_tokens.extend(visible_tokens(event.metadata))
                 if delta:
                     pieces.reasoning.append(delta)
             case ToolCallStart(tool_call_id=call, tool_call_name=name):

@@ -51,7 +51,7 @@ from adapters.request_fields import (
 )
 from adapters.request_options import EFFORTS, read_options
 from adapters.sse import json_bytes
-from events.metadata import RunTimings, finished_metadata, is_cut, tokens_of
+from events.metadata import RunTimings, finished_metadata, is_cut, visible_tokens
 from events.vocabulary import (
     Event,
     ReasoningMessageContent,
@@ -322,7 +322,7 @@ class OllamaStream:
         return json_bytes({**_head(self._identity), **piece, "done": False, **end}) + b"\n"
 
     def _logprobs(self, event: TextMessageContent | ReasoningMessageContent) -> dict[str, object]:
-        if self._flags.logprobs is None or not (tokens := tokens_of(event.metadata)):
+        if self._flags.logprobs is None or not (tokens := visible_tokens(event.metadata)):
             return {}
         return {"logprobs": chat_logprobs(tokens, self._flags.logprobs)}
 
@@ -341,7 +341,7 @@ def ollama_body(events: Sequence[Event], identity: OllamaIdentity, flags: Ollama
     else:
         piece = {"response": answer.text, **extra}
     if flags.logprobs is not None:
-        piece["logprobs"] = chat_logprobs(answer.pieces.tokens, flags.logprobs)
+        piece["logprobs"] = chat_logprobs([*answer.pieces.reasoning_tokens, *answer.pieces.text_tokens], flags.logprobs)
     finished = next(event for event in own_events(events) if isinstance(event, RunFinished))
     end = _ending(_finish(finished), answer.usage, answer.metadata.timings)
     return json_bytes({**_head(identity), **piece, **end})

@@ -35,7 +35,7 @@ from adapters.request_fields import (
 )
 from adapters.request_options import llama_shape, read_options
 from adapters.sse import json_bytes, json_string
-from events.metadata import Scored, tokens_of
+from events.metadata import Scored, tokens_of, visible_tokens
 from events.vocabulary import PROGRESS_EVENT, Custom, Event, RunError, RunFinished, TextMessageContent, TokenUsage
 
 DEFAULT_MAX_TOKENS = 16
@@ -288,7 +288,9 @@ class CompletionStream:
         logprobs = b"null"
         if self._flags.logprobs is not None:
             logprobs = json_bytes(
-                legacy_logprobs(tokens, self._flags.logprobs, state.length, as_ids=self._flags.as_ids)
+                legacy_logprobs(
+                    visible_tokens(event.metadata), self._flags.logprobs, state.length, as_ids=self._flags.as_ids
+                )
             )
         state.length += len(event.delta)
         ids = b',"token_ids":' + json_bytes([token[0] for token in tokens]) if self._flags.token_ids else b""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from events.metadata import Scored, token_metadata, tokens_of, visible_tokens
 from events.vocabulary import Event, ReasoningMessageContent, TextMessageContent, ToolCallArgs
 
 _JSON_BOUNDARY = re.compile(r'.*[\]{}",:\[]', re.DOTALL)
@@ -33,7 +34,8 @@ class Delivery:
         self.gathers = policy == "adaptive"
         """Whether events may be buffered; if not, `deliver` returns its argument."""
         self._parts: list[str] = []
-        self._rows: list[object] = []
+        self._rows: list[Scored] = []
+        self._visible: list[Scored] = []
         self._last: BufferedDelta | None = None
 
     def deliver(self, events: list[Event]) -> list[Event]:
@@ -49,8 +51,8 @@ class Delivery:
             if self._last is not None and type(self._last) is not type(event):
                 ready += self.flush()
             self._last = event
-            if event.metadata:
-                self._rows += event.metadata.get("tokens", [])
+            self._rows += tokens_of(event.metadata)
+            self._visible += visible_tokens(event.metadata)
             # A sentence may end across two deltas: its full stop in one, the space after it in the next.
             before = self._parts[-1][-_TAIL:] if self._parts else ""
             boundary = _BOUNDARIES[type(event)].match(before + event.delta)
@@ -72,8 +74,9 @@ class Delivery:
         return self._delta(event, delta) if delta else []
 
     def _delta(self, event: BufferedDelta, delta: str) -> list[Event]:
-        rows, self._rows = self._rows, []
-        return [msgspec.structs.replace(event, delta=delta, metadata={"tokens": rows} if rows else None)]
+        metadata = token_metadata(self._rows, self._visible)
+        self._rows, self._visible = [], []
+        return [msgspec.structs.replace(event, delta=delta, metadata=metadata)]
 
 
 def joined(events: Sequence[Event]) -> list[Event]:
@@ -85,9 +88,10 @@ def joined(events: Sequence[Event]) -> list[Event]:
         if target is None or len(deltas) == 1:
             merged += deltas
             continue
-        rows = [row for each in deltas for row in (each.metadata or {}).get("tokens", ())]
+        rows = [row for each in deltas for row in tokens_of(each.metadata)]
+        visible = [row for each in deltas for row in visible_tokens(each.metadata)]
         delta = "".join(each.delta for each in deltas)
-        merged.append(msgspec.structs.replace(deltas[0], delta=delta, metadata={"tokens": rows} if rows else None))
+        merged.append(msgspec.structs.replace(deltas[0], delta=delta, metadata=token_metadata(rows, visible)))
     return merged
 
 

@@ -22,9 +22,11 @@ Tokens = Sequence[Scored]
 
 
 class DeltaMetadata(msgspec.Struct, frozen=True):
-    """tokens: the tokens of a delta, in order."""
+    """tokens: the tokens of which the delta is the first after them, in order, each once. visible: those that make up
+    the delta's text, if they are others: without markers, and with the shown part of a token as its text."""
 
     tokens: list[Scored] | None = None
+    visible: list[Scored] | None = None
 
 
 class RunTimings(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -115,9 +117,23 @@ def tokens_of(metadata: Mapping[str, object] | None) -> Tokens:
     return cast(Tokens, metadata.get("tokens") or ()) if metadata else ()
 
 
+def visible_tokens(metadata: Mapping[str, object] | None) -> Tokens:
+    """Return the tokens whose texts make up a delta's text."""
+    visible = metadata.get("visible") if metadata else None
+    return tokens_of(metadata) if visible is None else cast(Tokens, visible)
+
+
+def token_metadata(tokens: Sequence[Scored], visible: Sequence[Scored]) -> dict[str, object] | None:
+    """Return a delta's metadata with its tokens; None without any."""
+    metadata: dict[str, object] = {"tokens": list(tokens)} if tokens else {}
+    if visible != tokens:
+        metadata["visible"] = list(visible)
+    return metadata or None
+
+
 def without_tokens(metadata: Mapping[str, object] | None) -> dict[str, object]:
     """Return a stored message's metadata, without tokens, which only the stream's readers get."""
-    return {key: value for key, value in (metadata or {}).items() if key != "tokens"}
+    return {key: value for key, value in (metadata or {}).items() if key not in ("tokens", "visible")}
 
 
 def check_metadata(event: Event) -> Event:

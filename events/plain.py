@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from events.metadata import Scored
+from events.metadata import Scored, token_metadata
 from events.vocabulary import Event, TextMessageContent, TextMessageEnd, TextMessageStart
 
 
@@ -35,7 +35,10 @@ class PlainTranslator:
             text = text.removesuffix(self._hidden[token_id])
         if not text and detail is None:
             return []
-        metadata = None if detail is None else {"tokens": [detail]}
+        metadata = None
+        if detail is not None:
+            # A special token that is left out is no part of the text.
+            metadata = token_metadata([detail], [detail] if text or not detail[1] else [])
         content = TextMessageContent(message_id=self._message_id, delta=text, metadata=metadata)
         if self._open:
             return [content]

@@ -13,11 +13,12 @@ from typing import Literal
 
 from events.delivery import Delivery
 from events.formats.output_format import OutputFormat
-from events.metadata import CUT, Scored
+from events.metadata import CUT, Scored, token_metadata
 from events.parsing.machine import Parser
 from events.parsing.pieces import ArgumentText, CallEnd, CallStart, ContentText, ParseWarning, Piece, ReasoningText
 from events.parsing.policy import Policy, declared_tools
 from events.repeated_calls import DistinctCalls
+from events.visible_text import VisibleText
 from events.vocabulary import (
     Event,
     ReasoningEnd,
@@ -87,6 +88,8 @@ class Translator:
         self._in_text = self._cut = False
         self._markers = markers
         self._rows: list[Scored] = []
+        self._visible_text: VisibleText | None = None  # created with the first row
+        self._visible: list[list[Scored]] = []
         self._events: list[Event] = []
         self.warnings: list[str] = []
         self.calls = 0
@@ -124,10 +127,13 @@ class Translator:
         is sent with the delta that carries its text. is_reasoning: the engine's own statement about the text, which
         takes precedence over markers.
         """
-        if detail is not None:
-            self._rows.append(detail)
         if token_id is not None and self._hidden and token_id in self._hidden:
             text = text.removesuffix(self._hidden[token_id])
+        if detail is not None:
+            self._rows.append(detail)
+            if self._visible_text is None:
+                self._visible_text = VisibleText()
+            self._visible_text.add(detail, text)
         if is_reasoning:
             # A separate parser removes markers from the reasoning, so that they do not affect the main parser's state.
             if self._reasoning_parser is None:
@@ -171,6 +177,11 @@ class Translator:
     def _translate(self, pieces: list[Piece]) -> list[Event]:
         if self._distinct is not None:
             pieces = self._distinct.filter(pieces)
+        if self._visible_text is not None:
+            texts = [piece.text for piece in pieces if isinstance(piece, ContentText | ReasoningText)]
+            calls = any(isinstance(piece, CallStart | ArgumentText | CallEnd) for piece in pieces)
+            if texts or calls:
+                self._visible = self._visible_text.take(texts, self._parser.unread, calls=calls)
         # The fast path for nearly all tokens: more of the open text.
         if (
             len(pieces) == 1
@@ -194,10 +205,15 @@ class Translator:
         """Return the metadata of the next delta: the rows of the tokens since the last one."""
         # A row is sent once, with the first delta after its token, so every token is counted once, however text is
         # buffered.
-        if not self._rows:
-            return None
         rows, self._rows = self._rows, []
-        return {"tokens": rows}
+        return token_metadata(rows, rows)
+
+    def _text_metadata(self) -> dict[str, object] | None:
+        """As `_metadata`, for text, with the tokens that make it up. Tokens whose text is held back wait with it."""
+        if self._visible_text is None:
+            return None
+        rows, self._rows = self._visible_text.split(self._rows)
+        return token_metadata(rows, self._visible.pop(0))
 
     def _add(self, piece: Piece) -> None:
         """Append the events of one piece."""
@@ -231,7 +247,7 @@ class Translator:
                     ReasoningMessageContent(
                         message_id=self._reasoning_id,
                         delta=text,
-                        metadata=self._metadata(),
+                        metadata=self._text_metadata(),
                         subagent_run_id=self._producer,
                     )
                 )
@@ -264,7 +280,7 @@ class Translator:
         return TextMessageContent(
             message_id=self.message_id,
             delta=text,
-            metadata=self._metadata() if self._rows else None,
+            metadata=self._text_metadata(),
             subagent_run_id=self._producer,
         )
 

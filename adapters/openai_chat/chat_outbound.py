@@ -23,7 +23,7 @@ from adapters.openai_tokens import (
 )
 from adapters.request_tools import InputText, input_of
 from adapters.sse import json_bytes, json_string
-from events.metadata import Scored, error_metadata, finished_metadata, tokens_of
+from events.metadata import Scored, error_metadata, finished_metadata, tokens_of, visible_tokens
 from events.sampling import Wire
 from events.vocabulary import (
     PROGRESS_EVENT,
@@ -238,7 +238,8 @@ class ChatStream:
         choice.tokens += len(tokens)
         logprobs = b"null"
         if self._flags.logprobs is not None:
-            logprobs = json_bytes(logprobs_object({kind: tokens}, self._flags.logprobs, self._flags.as_ids))
+            visible = visible_tokens(metadata)
+            logprobs = json_bytes(logprobs_object({kind: visible}, self._flags.logprobs, self._flags.as_ids))
         ids = b',"token_ids":' + json_bytes([token[0] for token in tokens]) if self._flags.token_ids else b""
         tail = b'},"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._close_of(choice)
         return self._delta(delta, choice, tail)

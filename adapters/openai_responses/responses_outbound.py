@@ -24,7 +24,7 @@ from adapters.openai_tokens import chat_logprobs
 from adapters.request_tools import InputText
 from adapters.sse import json_bytes, json_string
 from adapters.websocket_messages import CLOSING, Close, ReadMessage, Send, read_text
-from events.metadata import Scored, finished_metadata, is_cut, tokens_of
+from events.metadata import Scored, finished_metadata, is_cut, visible_tokens
 from events.options import SEARCH_LABEL
 from events.vocabulary import (
     COMPACTED_ACTIVITY,
@@ -295,7 +295,7 @@ class ResponseStream:
         item = self._open.get((kind, source))
         if item is None:
             return b""
-        tokens = tokens_of(metadata) if self._flags.logprobs is not None else ()
+        tokens = visible_tokens(metadata) if self._flags.logprobs is not None else ()
         if not delta and not tokens:
             return b""
         item.deltas.append(delta)

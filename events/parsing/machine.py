@@ -153,6 +153,12 @@ class Parser:
         between = self._reader.only_text
         return between is not None and not between.begins_in(text) and not self._tokens.has_marker(token_ids)
 
+    @property
+    def unread(self) -> int:
+        """How many characters wait at the end of what was fed, since they may begin a marker or a call."""
+        source = self._source
+        return len(self._tokens.decoded(source.remembered + source.text[source.position :]))
+
     def is_end_marker(self, text: str) -> bool:
         """Return whether the model ends a call with this text."""
         calls = self._reader.calls

@@ -304,7 +304,9 @@ async def test_log_probabilities_name_tokens_by_their_ids(running: Running, stre
                 assert bytes(choice.logprobs.content[0].bytes).decode() in ANSWER
         for choice in await choices(text, stream):
             if choice.logprobs is not None:
-                assert choice.logprobs.tokens == named(choice.token_ids)
+                # Special tokens that the text leaves out have ids, but no part in it.
+                rest = iter(named(choice.token_ids))
+                assert all(token in rest for token in choice.logprobs.tokens)
                 assert [next(iter(row)) for row in choice.logprobs.top_logprobs] == choice.logprobs.tokens
 
 
