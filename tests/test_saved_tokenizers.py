@@ -80,3 +80,58 @@ def test_a_token_whose_id_is_taken_is_refused(tmp_path: Path):
     folder = changed(tmp_path, added_tokens_decoder={"3": token})
     with pytest.raises(ValueError, match=r"gives the token '<\|tool\|>' the id 3, but tokenizer.json makes it \d+\."):
         load_model_files(folder)
+
+
+OLDER: dict[str, dict[str, Any]] = {
+    "the names of another file": {"special_tokens_map.json": {"eos_token": "<|extra|>"}},
+    "tokens with their ids": {"added_tokens.json": {"<|extra|>": 0}},
+    "both": {
+        "special_tokens_map.json": {"eos_token": {"content": "<|extra|>", "lstrip": False}},
+        "added_tokens.json": {"<|extra|>": 0, "<|more|>": 1},
+    },
+    "a token that tokenizer.json has": {"added_tokens.json": {"<|im_end|>": 2, "<|extra|>": 0}},
+}
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_older_files_are_read_as_transformers_does(name: str, tmp_path: Path):
+    """Before tokenizer_config.json had `added_tokens_decoder`, two other files named the special and the added tokens."""
+    folder = changed(tmp_path)
+    number = load_model_files(BUNDLED).tokenizer.get_vocab_size()
+    for file, content in OLDER[name].items():
+        if file == "added_tokens.json":
+            content = {text: place if text == "<|im_end|>" else number + place for text, place in content.items()}
+        (folder / file).write_text(json.dumps(content), "utf-8")
+    files, theirs = load_model_files(folder), AutoTokenizer.from_pretrained(folder)
+    for text in ("a <|extra|> b<|im_end|>", "<|more|><|extra|>x", "a<|extra|>\n"):
+        assert files.tokenizer.encode(text).ids == theirs(text).input_ids
+    assert files.special_tokens["eos_token"] == theirs.eos_token
+    assert theirs.eos_token_id in files.stop_token_ids
+
+
+TEMPLATE_FILES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "a file replaces all of the configuration's": ({"chat_template.jinja": "NEW"}, {"default": "NEW"}),
+    "files by name": (
+        {"chat_template.jinja": "NEW", "additional_chat_templates/rag.jinja": "RAG"},
+        {"default": "NEW", "rag": "RAG"},
+    ),
+    "the processor's": ({"processor_config.json": json.dumps({"chat_template": "OWN"})}, {"default": "OWN"}),
+    "a processor without one": ({"processor_config.json": "{}"}, {"default": "OLD", "tool_use": "OLD TOOLS"}),
+    "the older processor's": ({"chat_template.json": json.dumps({"chat_template": "OWN"})}, {"default": "OWN"}),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATE_FILES)
+def test_templates_come_from_one_place(name: str, tmp_path: Path):
+    """A template for tools that the configuration still has must not be used beside a newer file's."""
+    entries = [{"name": "default", "template": "OLD"}, {"name": "tool_use", "template": "OLD TOOLS"}]
+    folder = changed(tmp_path, chat_template=entries)
+    (folder / "chat_template.jinja").unlink()
+    files, expected = TEMPLATE_FILES[name]
+    for file, content in files.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(content, "utf-8")
+    assert load_model_files(folder).templates == expected
+    if not any("processor" in file or file == "chat_template.json" for file in files):
+        theirs = AutoTokenizer.from_pretrained(folder).chat_template
+        assert (theirs if isinstance(theirs, dict) else {"default": theirs}) == expected

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from agent_server.model_files.served_tokenizer import for_serving, without_training_limits
+from agent_server.model_files.served_tokenizer import ADDED, for_serving, without_training_limits
 from agent_server.model_files.usable_files import ModelFiles, UnusableFile, read_json, read_text, readable
 
 LOCAL_PACKAGES = ("torch", "transformers", "numpy")
@@ -42,9 +42,11 @@ HUB_FILES = (
     PIECES,
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "config.json",
     "generation_config.json",
     "chat_template.json",
+    "processor_config.json",
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )
@@ -261,7 +263,9 @@ def _hub_answers(endpoint: str, period: int) -> bool:
 
 def _from_folder(folder: Path) -> ModelFiles | None:
     """Return the model's files from a folder; None if it has no tokenizer that can be read without transformers."""
-    settings = {**_json(folder / "special_tokens_map.json"), **_json(folder / "tokenizer_config.json")}
+    named, settings = _json(folder / "special_tokens_map.json"), _json(folder / "tokenizer_config.json")
+    # Older files, which do not list the added tokens, name special tokens in a file of their own, which then counts.
+    settings = {**named, **settings} if ADDED in settings else {**settings, **named}
     # bos_token and the like, each a text or a mapping with the key "content".
     tokens_by_name: dict[str, str] = {}
     for key, value in settings.items():
@@ -273,6 +277,8 @@ def _from_folder(folder: Path) -> ModelFiles | None:
     if read is None:
         return None
     tokenizer, special = read
+    if ADDED not in settings:
+        settings[ADDED] = _older_added_tokens(folder, tokenizer, special)
     tokenizer = for_serving(tokenizer, settings, special, folder / "tokenizer_config.json")
     config = _json(folder / "config.json")
     return ModelFiles(
@@ -283,6 +289,18 @@ def _from_folder(folder: Path) -> ModelFiles | None:
         context_length=_context_length(config),
         response_template=response_template_of(settings),
     )
+
+
+def _older_added_tokens(folder: Path, tokenizer: Tokenizer, special: Mapping[str, str]) -> dict[str, object]:
+    """Return the tokens of added_tokens.json (text → id) that the tokenizer does not add itself, in the form of
+    `added_tokens_decoder`."""
+    own, named = tokenizer.get_added_tokens_decoder(), set(special.values())
+    listed = _json(folder / "added_tokens.json")
+    return {
+        str(number): {"content": text, "special": text in named, "normalized": text not in named}
+        for text, number in listed.items()
+        if number not in own
+    }
 
 
 def _tokenizer(
@@ -329,15 +347,16 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _templates(folder: Path, configured: object) -> dict[str, str]:
-    """Collect chat templates. Later sources override earlier ones: the configuration, chat_template.json,
-    chat_template.jinja, additional_chat_templates."""
-    templates = named_templates(configured)
-    templates.update(named_templates(_json(folder / "chat_template.json").get("chat_template")))
+    """Return the chat templates of the first of these that has any, as transformers does: the files
+    chat_template.jinja and additional_chat_templates, the processor's files, the tokenizer's configuration."""
+    templates: dict[str, str] = {}
     if (folder / "chat_template.jinja").is_file():
         templates["default"] = read_text(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = read_text(path)
-    return templates
+    for processor in ("processor_config.json", "chat_template.json"):
+        templates = templates or named_templates(_json(folder / processor).get("chat_template"))
+    return templates or named_templates(configured)
 
 
 def named_templates(value: object) -> dict[str, str]:

@@ -32,9 +32,26 @@ CONTROL = 3
 """The type of a control token, among tokenizer.ggml.token_type."""
 TURN_ENDS = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"}
-    | {"_<EOT>", "<|return|>", "<|call|>", "<|eom_id|>", "<｜end▁of▁sentence｜>", "<end_of_utterance>"}
+    | {
+        "_<EOT>",
+        "<|return|>",
+        "<|call|>",
+        "<|calls|>",
+        "<|flush|>",
+        "<|eom_id|>",
+        "<｜end▁of▁sentence｜>",
+        "<end_of_utterance>",
+    }
 )
 """Control tokens that end a generation although files do not declare it, as in llama.cpp (src/llama-vocab.cpp)."""
+MESSAGE_END = "<|end|>"
+GOES_ON = (
+    frozenset({"<|return|>", "<|call|>"}),
+    frozenset({"<|flush|>", "<|call|>"}),
+    frozenset({"<|flush|>", "<|calls|>"}),
+)
+"""Control tokens of models in whose answers MESSAGE_END ends only a message, after which the next one follows (gpt-oss,
+Solar Open), as in llama.cpp."""
 NO_MODELS = {
     "adapter": "a LoRA adapter, not a model; adapters are served from peft's folders, with --lora or --adapter",
     "mmproj": "the picture encoder of a model, not the model; give the file with its text part",
@@ -127,12 +144,14 @@ def stop_ids(file: GgufFile) -> tuple[int, ...]:
     """Return the tokens that end a generation: those that the file declares, and the control tokens in TURN_ENDS."""
     named = [file.metadata.get(f"tokenizer.ggml.{word}_token_id") for word in ENDS]
     tokens, types = _list(file, TOKENS), _list(file, "tokenizer.ggml.token_type")
-    control_ids = [
-        number
-        for number, (token, kind) in enumerate(zip(tokens, types, strict=False))
-        if kind == CONTROL and token in TURN_ENDS
-    ]
-    return tuple(dict.fromkeys([number for number in named if isinstance(number, int)] + control_ids))
+    controls = {
+        str(token): number for number, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == CONTROL
+    }
+    ids = [number for number in named if isinstance(number, int)]
+    ids += [number for token, number in controls.items() if token in TURN_ENDS]
+    if any(tokens_of_model <= controls.keys() for tokens_of_model in GOES_ON):
+        ids = [number for number in ids if number != controls.get(MESSAGE_END)]
+    return tuple(dict.fromkeys(ids))
 
 
 def _list(file: GgufFile, key: str) -> list[object]:
