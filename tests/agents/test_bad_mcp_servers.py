@@ -4,19 +4,23 @@ and no run ends."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
 
-from agent_server.agents import Agent, McpServer
-from agent_server.agents.mcp import listing, sessions
+from agent_server.agents import Agent, ClientCredentials, McpServer
+from agent_server.agents.mcp import guarded_client, listing, sessions
+from agent_server.runs.store import Store
 from agent_server.user import NOBODY
-from events.vocabulary import SuccessOutcome, ToolCallResult
+from events.vocabulary import InterruptOutcome, SuccessOutcome, ToolCallResult
 from tests.agents.app_server import in_this_process
 from tests.agents.bad_mcp_server import RAW, RESULTS, TOOLS, HttpServer
 from tests.agents.harness import House, of
@@ -74,6 +78,9 @@ CASES = {
     "no jsonrpc field": Case(),
     "the id as a text": Case(),
     "a batch": Case(),
+    "a batch of two": Case(),
+    "the id of no request": Case(),
+    "no id": Case(odd="odd was refused: out of paper"),
     "error and result": Case(),
     "an error that is a text": Case(odd="odd was refused: out of paper"),
     "an error of its own code": Case(odd="odd was refused: out of paper"),
@@ -83,6 +90,9 @@ CASES = {
 }  # fmt: skip
 STDIO = {
     **CASES,
+    "the id of no request": Case(odd="odd took longer than 0.5 s", time_limit=0.5),
+    "no id": Case(odd="odd took longer than 0.5 s", time_limit=0.5),
+    "a tool that is gone": Case(odd="odd was refused: Unknown tool: odd"),
     "megabytes of result": Case(odd="odd was refused: .*has more than"),
     "a list that hangs": Case(odd="", fine=False, warns=r"bad is not available \(it has not answered yet\)", hangs=True),
     "pages that hang": Case(warns="its list of tools took longer", hangs=True),
@@ -99,6 +109,11 @@ STDIO = {
     "floods stderr": Case(),
     "a line without an end": Case(),
     "ends at a first message it does not know": Case(),
+    "binary on its output": Case(),
+    "words before an answer": Case(odd="odd took longer than 0.5 s", time_limit=0.5),
+    "every answer twice": Case(),
+    "ends in the middle of an answer": Case(odd="bad did not answer: the server went away", fine=False),
+    "progress without end": Case(odd="odd took longer than 1 s", time_limit=1),
     "dies in the call": Case(odd="The MCP server bad did not answer: the server went away", fine=False),
     "closes its output in the call": Case(odd="bad did not answer: the server went away", fine=False),
     "hangs in the call": Case(odd="odd took longer than 0.5 s", time_limit=0.5),
@@ -108,7 +123,7 @@ STDIO = {
     "asks the client without end": Case(),
 }  # fmt: skip
 HTTP = {
-    **{name: CASES[name] for name in (*RESULTS, *RAW) if name not in ("the id as a text",)},
+    **{name: CASES[name] for name in (*RESULTS, *RAW)},
     **{f"{name} (events)": CASES[name] for name in RAW if name not in ("no JSON", "nested too deeply")},
     "an error page for everything": Case(odd="", fine=False, warns="bad is not available"),
     "a redirect to nowhere": Case(odd="", fine=False, warns="bad is not available"),
@@ -118,6 +133,18 @@ HTTP = {
     "events without an answer": Case(odd="bad did not answer"),
     "an answer that is cut off": Case(odd="odd was refused: .*cut off"),
     "hangs in the call": Case(odd="odd took longer than 0.5 s", time_limit=0.5),
+    "a tool that is gone": Case(odd="odd was refused: Unknown tool: odd"),
+    "a redirect of every request": Case(),
+    "a redirect to itself": Case(odd="odd was refused: Redirect to .* not followed"),
+    "a token for everything": Case(odd="", fine=False, warns="bad is not available"),
+    "a call that wants a token": Case(odd="odd was refused: Server returned an error response"),
+    "accepted and never answered": Case(odd="odd was refused: server answered a request with 202"),
+    "no content": Case(odd="odd was refused: Failed to parse"),
+    "a compressed bomb": Case(odd="odd was refused: .*has more than"),
+    "a session id beyond ASCII": Case(odd="", fine=False, warns="bad is not available"),
+    "heartbeats without end": Case(odd="odd took longer than 0.5 s", time_limit=0.5),
+    "progress without end (events)": Case(odd="odd took longer than 0.5 s", time_limit=0.5),
+    "streams that end at once": Case(odd="odd took longer than 0.5 s", time_limit=0.5),
 }
 
 
@@ -170,6 +197,77 @@ async def test_a_bad_server_over_http_spoils_nothing_but_itself(kind, healthy, m
         await check(case, bad, healthy, monkeypatch)
     finally:
         server.close()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def calling(kind: str, *calls: str, **more: Any) -> AsyncIterator[tuple[HttpServer, House]]:
+    """A bad server over HTTP, and an agent that makes these calls."""
+    server = HttpServer(kind)
+    bad = McpServer(name="bad", url=server.url, **more)
+    try:
+        async with House(Agent(name="default", mcp_servers=[bad]), Model([*calls, "Done."])) as house:
+            yield server, house
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("kind", ["heartbeats without end", "progress without end (events)"])
+async def test_what_a_call_that_was_given_up_still_streams_is_not_read_on(kind):
+    async with calling(kind, call("odd") + call("odd"), time_limit=0.5) as (server, house):
+        await house.ask("go")
+        assert server.calls == ["odd", "odd"]
+        await until(lambda: not server.streams)
+
+
+async def test_streams_that_end_at_once_are_not_opened_again_and_again():
+    async with calling("streams that end at once", call("odd"), time_limit=1) as (server, house):
+        await house.ask("go")
+        made = [each for each in server.requests if each.startswith("GET")]
+        # One stream for the call, and one for what the server has to say.
+        assert 2 < len(made) < 40
+
+
+async def test_a_notification_that_hangs_holds_nothing_else_for_long(monkeypatch):
+    monkeypatch.setattr(guarded_client, "BRIEF_SECONDS", 0.1)
+    async with calling("notifications that hang", call("odd"), call("fine"), time_limit=2) as (_, house):
+        results = of(await house.ask("go"), ToolCallResult)
+    assert [each.content for each in results] == ["Error: odd took longer than 2 s.", "fine"]
+
+
+async def test_a_redirect_takes_nothing_to_another_host():
+    other, secret = HttpServer("fine"), {"authorization": "Bearer secret"}
+    async with calling("a redirect to another host", call("odd"), headers=secret) as (server, house):
+        server.elsewhere = other.url
+        (result,) = of(await house.ask("go"), ToolCallResult)
+    other.close()
+    assert re.search("odd was refused: Redirect to .* not followed", result.content)
+    assert other.requests == []
+
+
+async def test_metadata_without_end_is_not_read_to_its_end():
+    oauth = ClientCredentials(client_id="a", client_secret="b", issuer="https://login.example")
+    async with calling("metadata without end", oauth=oauth) as (server, house):
+        await house.ask("go")
+        await until(lambda: not server.streams, 15)
+    (*_, metadata) = server.requests
+    assert ".well-known" in metadata
+
+
+async def test_a_server_that_asks_a_person_without_end_fills_no_memory(caplog, tmp_path):
+    bad = McpServer(name="bad", command=(sys.executable, BAD, "asks a person without end"))
+    model, store = Model([call("odd"), "Done."]), Store(f"sqlite:///{tmp_path}/store.db")
+    with caplog.at_level(logging.INFO, logger="agent_server.mcp"):
+        async with House(Agent(name="default", mcp_servers=[bad]), model, store) as house:
+            events = await house.ask("go")
+            assert isinstance(events[-1].outcome, InterruptOutcome)
+            assert events[-1].outcome.interrupts[0].message == "Which day, 0?"
+            await until(lambda: "900 questions were cancelled" in caplog.text)
 
 
 async def expired(kind: str, healthy: McpServer) -> tuple[HttpServer, list[str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
 import re
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 import uvicorn
 from pydantic import BaseModel
 
-from agent_server.agents import Agent, Compaction, McpServer, ToolContext, tool
+from agent_server.agents import Agent, Compaction, McpServer, ToolContext, UserConsent, tool
 from agent_server.agents.demonstration import demonstration_agents
 from agent_server.agents.mcp import sessions
 from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
@@ -73,6 +74,9 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"weather", thought("The user asks for the weather.", call("get_weather", location="Oslo"))),
     (r"12\*7", call("calculate", expression="12*7")),
     (r"trip", call("generate_task_steps", steps=STEPS)),
+    (r"reserve", call("reserve")),
+    (r"sign me in", call("sign_in_far")),
+    (r"secret", call("secret")),
     (r"background", call("change_background", background="teal")),
     (r"email", call("send_email", **EMAIL)),
     (r"document", call("write_document", document=OWLS)),
@@ -165,6 +169,16 @@ def notes() -> Agent:
     return Agent(name="notes", mcp_servers=[McpServer(name="notes", command=command, cwd=str(ROOT))])
 
 
+def asking(far: str) -> Agent:
+    """An agent whose MCP servers ask: one that starts with this server, and one at `far`, where users sign in."""
+    command = (sys.executable, "-m", "tests.agents.eliciting_server")
+    sessions.WAIT_SECONDS = 60.0
+    servers = [McpServer(name="box", command=command, cwd=str(ROOT))]
+    if far:
+        servers.append(McpServer(name="far", url=far, oauth=UserConsent()))
+    return Agent(name="asking", mcp_servers=servers)
+
+
 def graphs() -> list[Any]:
     """An agent of another framework, which takes a second to import."""
     from tests.agents.guests.graphs import graph
@@ -200,10 +214,14 @@ def main() -> None:
     parser.add_argument("--max-runs", type=int, default=256)
     parser.add_argument("--graph", action="store_true", help="a LangGraph graph beside the agents")
     parser.add_argument("--notes", action="store_true", help="an agent with an MCP server beside the agents")
+    parser.add_argument("--asking", action="store_true", help="an agent whose MCP server asks the user")
+    parser.add_argument("--far", default="", help="the URL of one more MCP server of that agent, where users sign in")
     parser.add_argument("--bundled", action="store_true", help="the bundled model itself, in place of scripted words")
     parser.add_argument("--hearing", action="store_true", help="a tiny model that hears, in place of scripted words")
     given = parser.parse_args()
     folder = tempfile.TemporaryDirectory()
+    socket = uvicorn.Config("", host="127.0.0.1", port=given.port).bind_socket()
+    url = f"http://127.0.0.1:{socket.getsockname()[1]}"
     settings = Settings(
         model=hearing(Path(folder.name)) if given.hearing else "",
         store_url=given.store,
@@ -211,15 +229,21 @@ def main() -> None:
         cors_origins=tuple(given.origin),
         max_runs=given.max_runs,
         drain=0.2,
+        public_url=url if given.far else "",
+        encryption_keys=(base64.b64encode(b"k" * 32).decode(),) if given.far else (),
     )
-    served = (*agents(), *(graphs() if given.graph else ()), *((notes(),) if given.notes else ()))
+    served = (
+        *agents(),
+        *(graphs() if given.graph else ()),
+        *((notes(),) if given.notes else ()),
+        *((asking(given.far),) if given.asking else ()),
+    )
     app = (
         create_app(settings) if given.bundled or given.hearing else create_app(settings, agents=served, engine=engine())
     )
     config = uvicorn.Config(app, host="127.0.0.1", port=given.port, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    socket = config.bind_socket()
-    print(f"http://127.0.0.1:{socket.getsockname()[1]}", flush=True)
+    print(url, flush=True)
     asyncio.run(server.serve(sockets=[socket]))
 
 

@@ -178,6 +178,7 @@ class OpenCall:
         self._question_event = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[CheckedResult] = asyncio.create_task(start(self._ask, self._report_progress))
+        self.task.add_done_callback(self._cancel_questions)
 
     async def _ask(self, params: ElicitRequestParams) -> ElicitResult:
         repeated = next((each for each in self._earlier_answers if each.params == _wire(params)), None)
@@ -222,6 +223,12 @@ class OpenCall:
         self.answered.append(answered_question(params, result))
         if not answer.done():
             answer.set_result(result)
+
+    def _cancel_questions(self, ended: asyncio.Task[CheckedResult]) -> None:
+        """Cancel what was not answered before the request ended, so that nothing waits for it any longer."""
+        for _, answer in self._questions:
+            if not answer.done():
+                answer.set_result(ElicitResult(action="cancel"))
 
     def keep(self, give_up: Callable[[], None]) -> None:
         """Keep the request open for an answer. give_up: called if none arrives in time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mcp import MCPError
 
-from agent_server.agents.mcp.transports import CONSENT
+from agent_server.agents.mcp.guarded_client import CONSENT
 
 
 class Unavailable(ConnectionError):

@@ -33,6 +33,10 @@ TASK = "agent_server/task"
 """In a result's `_meta`: the task with which a server of 2025-11-25 answers a call instead of a result."""
 BARE = "agent_server/bare"
 """The key of a result that is not an object."""
+MESSAGE_BYTES = 16 * 2**20
+"""The largest message of a server; a longer one is skipped, and its request fails."""
+LOG_LINE = 500
+"""The bytes that are logged of one line of a server."""
 NAME_LENGTH = 128
 DESCRIPTION_LENGTH = 16 * 2**10
 SCHEMA_BYTES = 64 * 2**10
@@ -67,8 +71,6 @@ def repair_message(data: bytes) -> bytes:
         message = json.loads(text)
     except RecursionError:
         raise ValueError("It is nested too deeply.") from None
-    if isinstance(message, list) and len(message) == 1:  # a batch, as the revision of 2025-03-26 had them
-        message = message[0]
     if not isinstance(message, dict) or not {"method", "result", "error"} & message.keys():
         raise ValueError("It is not a JSON-RPC message.")
     message["jsonrpc"] = "2.0"
@@ -88,6 +90,22 @@ def repair_message(data: bytes) -> bytes:
     encoded = json.dumps(message).encode()
     jsonrpc_message_adapter.validate_json(encoded, by_name=False)
     return encoded
+
+
+def messages_in(data: bytes) -> list[bytes]:
+    """Return the messages of a batch, as the revision of 2025-03-26 had them; anything else is one message."""
+    if data.lstrip()[:1] != b"[":
+        return [data]
+    try:
+        batch = json.loads(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return [data]
+    return [json.dumps(each).encode() for each in batch] or [data]
+
+
+def printable(line: bytes) -> str:
+    """Return a server's line in a form that is safe to log."""
+    return "".join(each if each.isprintable() else " " for each in line[:LOG_LINE].decode(errors="replace")).strip()
 
 
 def request_id(data: bytes) -> int | str | None:

@@ -54,18 +54,11 @@ from agent_server.agents.mcp.errors import (
     innermost,
     reason_of,
 )
+from agent_server.agents.mcp.guarded_client import EXPIRED, UNREACHABLE
 from agent_server.agents.mcp.listing import Listing, list_offers
 from agent_server.agents.mcp.mcp_server import McpServer
 from agent_server.agents.mcp.repairs import WARNINGS
-from agent_server.agents.mcp.transports import (
-    EXPIRED,
-    UNREACHABLE,
-    Identity,
-    Streams,
-    repaired,
-    stdio,
-    streamable_http,
-)
+from agent_server.agents.mcp.transports import Identity, Streams, repaired, stdio, streamable_http
 
 logger = logging.getLogger("agent_server.mcp")
 T = TypeVar("T")
@@ -85,6 +78,8 @@ LIST_CHANGES = (ToolListChangedNotification, ResourceListChangedNotification, Pr
 CLOSE_SECONDS = 10.0
 TASK_RETRIES = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0)
 """The delays before a task's state is requested again while its server is unreachable, in seconds."""
+MOST_QUESTIONS = 16
+"""The questions that may wait for an answer in one call; further ones are cancelled."""
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.05, 1.0
 """The delay before a request is repeated whose server asked only for a repetition; it doubles each time."""
 
@@ -135,6 +130,7 @@ class McpSession:
         self._calls: list[ToolRequest] = []
         self._questions: list[tuple[ElicitRequestParams, asyncio.Future[ToolRequest | None]]] = []
         self.has_asked = False
+        self._asking = 0
         self._retired = False
         self._listed = 0.0
         self._relisting: asyncio.Task[None] | None = None
@@ -253,14 +249,21 @@ class McpSession:
     async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
         """Answer a question that the server asks while calls are open. It does not say which call it belongs to."""
         self.has_asked = True
+        if self._asking >= MOST_QUESTIONS * max(1, len(self._calls)):
+            logger.debug("MCP server %s: a question was cancelled, since too many wait", self.server.name)
+            return ElicitResult(action="cancel")
         assigned: asyncio.Future[ToolRequest | None] = asyncio.get_running_loop().create_future()
         self._questions.append((params, assigned))
-        self._assign_questions()
-        call = await assigned
-        if call is None or call.ask is None:
-            logger.warning("MCP server %s: a question was cancelled, since its call is unknown", self.server.name)
-            return ElicitResult(action="cancel")
-        return await call.ask(params)
+        self._asking += 1
+        try:
+            self._assign_questions()
+            call = await assigned
+            if call is None or call.ask is None:
+                logger.warning("MCP server %s: a question was cancelled, since its call is unknown", self.server.name)
+                return ElicitResult(action="cancel")
+            return await call.ask(params)
+        finally:
+            self._asking -= 1
 
     def _assign_questions(self) -> None:
         """Assign questions to calls as soon as the assignment is certain: a single call remains, or each call waits for

@@ -1,8 +1,7 @@
 """The transports to MCP servers, stdio and streamable HTTP, with size limits and repairs (see `repairs`).
 
 The stdio transport is our own: the SDK's reads lines of any length and ends at the first byte that is not UTF-8. For
-streamable HTTP, the SDK's transport uses an HTTP client that limits messages and answers in place of an unavailable
-server, so that a failed request does not end the others.
+streamable HTTP, the SDK's transport uses the HTTP client in `guarded_client`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-import re
 import subprocess
 import sys
 import time
@@ -25,14 +23,13 @@ import httpx2
 import msgspec
 from anyio.abc import Process
 from mcp.client import Transport
-from mcp.client.auth import OAuthFlowError, OAuthTokenError
 from mcp.client.auth.extensions.client_credentials import (
     ClientCredentialsOAuthProvider,
     PrivateKeyJWTOAuthProvider,
     SignedJWTParameters,
 )
 from mcp.client.stdio import get_default_environment
-from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
+from mcp.client.streamable_http import streamable_http_client
 from mcp.os.posix.utilities import terminate_posix_process_tree
 from mcp.os.win32.utilities import get_windows_executable_command
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
@@ -48,31 +45,30 @@ from mcp_types import (
 )
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
-from agent_server.agents.mcp.consent import ConsentRequired, UserTokens
+from agent_server.agents.mcp.consent import UserTokens
+from agent_server.agents.mcp.guarded_client import GuardedClient
 from agent_server.agents.mcp.mcp_server import ClientCredentials, McpServer
-from agent_server.agents.mcp.repairs import repair_message, repair_result, request_id
+from agent_server.agents.mcp.repairs import (
+    LOG_LINE,
+    MESSAGE_BYTES,
+    messages_in,
+    printable,
+    repair_message,
+    repair_result,
+    request_id,
+)
 from agent_server.user import User
 
 logger = logging.getLogger("agent_server.mcp")
 Streams = tuple[Any, Any]
-MESSAGE_BYTES = 16 * 2**20
-"""The largest message of a server; a longer one is skipped, and its request fails."""
 MESSAGES_AT_ONCE, PAUSE_SECONDS = 200, 0.1
 """After this number of notifications and requests within PAUSE_SECONDS, reading pauses for as long."""
 EXIT_SECONDS = 2.0
 """How long a server may take to exit after its stdin is closed, and again between SIGTERM and SIGKILL."""
 FLUSH_SECONDS = 0.5
-DELETE_SECONDS = 3.0
-"""How long the DELETE that ends an HTTP session may take."""
-LOG_BYTES, LOG_SECONDS, LOG_LINE = 16 * 2**10, 60.0, 500
-"""The bytes of a server's stderr that are logged per LOG_SECONDS, and the bytes of one line."""
+LOG_BYTES, LOG_SECONDS = 16 * 2**10, 60.0
+"""The bytes of a server's stderr that are logged per LOG_SECONDS."""
 UNREADABLE = "The answer cannot be read."
-EXPIRED = "agent_server: session expired"
-CONSENT = "agent_server: consent "
-UNREACHABLE = "agent_server: unreachable"
-"""The `data` of errors that replace a missing answer: the server refused the session, requires the user's consent (at
-the URL that follows), or was unreachable or died during the request. In the first two cases the request was not
-executed."""
 
 
 # ---- both -----------------------------------------------------------------------------------------------------------
@@ -221,11 +217,6 @@ class ServerLog:
         return True
 
 
-def printable(line: bytes) -> str:
-    """Return a server's line in a form that is safe to log."""
-    return "".join(each if each.isprintable() else " " for each in line[:LOG_LINE].decode(errors="replace")).strip()
-
-
 @contextlib.asynccontextmanager
 async def stdio(server: McpServer) -> AsyncGenerator[Streams]:
     """Start the server's program and connect to its stdin and stdout. Raises OSError or ValueError if it cannot be
@@ -247,10 +238,12 @@ async def stdio(server: McpServer) -> AsyncGenerator[Streams]:
     async def read() -> None:
         async with to_us:
             async for line, whole in _lines(process.stdout, MESSAGE_BYTES):
-                message = _message_in_line(server.name, line, whole)
-                if message is not None:
-                    with contextlib.suppress(anyio.BrokenResourceError):  # no reader any more; keep draining the pipe
-                        await to_us.send(message)
+                for text in messages_in(line) if whole else (line,):
+                    message = _message_in(server.name, text, whole)
+                    if message is not None:
+                        # If there is no reader any more, keep draining the pipe.
+                        with contextlib.suppress(anyio.BrokenResourceError):
+                            await to_us.send(message)
 
     async def write() -> None:
         assert process.stdin is not None
@@ -338,9 +331,9 @@ async def _lines(stream: Any, most: int) -> AsyncIterator[tuple[bytes, bool]]:
                 parts = [b"".join(parts)[:300]]
 
 
-def _message_in_line(name: str, line: bytes, whole: bool) -> SessionMessage | None:
-    """Return the message in a line, or an error for the request whose answer it is, if it cannot be read. None for
-    other lines, such as the banners that some programs print."""
+def _message_in(name: str, line: bytes, whole: bool) -> SessionMessage | None:
+    """Return the message in a text, or an error for the request whose answer it is, if it cannot be read. None for
+    other texts, such as the banners that some programs print."""
     reason = f"It has more than {MESSAGE_BYTES} bytes."
     if whole:
         try:
@@ -428,131 +421,3 @@ class _TokenMemory:
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
         self._client = client_info
-
-
-class GuardedClient(httpx2.AsyncClient):
-    """An HTTP client whose requests to an MCP server always return an answer that the SDK can read."""
-
-    async def send(self, request: httpx2.Request, *, stream: bool = False, **more: Any) -> httpx2.Response:
-        if request.method == "DELETE":
-            try:
-                async with asyncio.timeout(DELETE_SECONDS):
-                    return await super().send(request, stream=stream, **more)
-            except TimeoutError:
-                raise httpx2.ReadTimeout("The server does not end its session.", request=request) from None
-        try:
-            response = await self._send_guarded(request, **more)
-        except ConsentRequired as required:
-            response = _error_response(request, CONSENT + required.url, str(required), 503)
-        except (OAuthFlowError, OAuthTokenError) as error:
-            logger.warning("MCP server at %s: no access token: %s", request.url.host, error)
-            response = _error_response(request, UNREACHABLE, f"no access token: {error}", 503)
-        except httpx2.TransportError as error:
-            if request.method != "POST":
-                raise
-            response = _error_response(request, UNREACHABLE, str(error) or type(error).__name__, 503)
-        if not stream:
-            await response.aread()
-        return response
-
-    async def _send_guarded(self, request: httpx2.Request, **more: Any) -> httpx2.Response:
-        response = await super().send(request, stream=True, **more)
-        if response.has_redirect_location:
-            return response
-        if response.is_success:
-            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-            body = _Body(response, events=kind == "text/event-stream")
-            return httpx2.Response(response.status_code, headers=_headers(response), stream=body, request=request)
-        # 404, as in the protocol, or 400 with the word "session", as in the examples of the TypeScript SDK.
-        content = b""
-        with contextlib.suppress(httpx2.StreamError):
-            content = await _read(response)
-        await response.aclose()
-        unknown = response.status_code == 404 or (response.status_code == 400 and b"session" in content.lower())
-        if request.method == "POST" and MCP_SESSION_ID in request.headers and unknown:
-            return _error_response(request, EXPIRED, "The session has ended.", 404)
-        return httpx2.Response(response.status_code, headers=_headers(response), content=content, request=request)
-
-
-def _headers(response: httpx2.Response) -> list[tuple[str, str]]:
-    """Return the headers of a response whose body is already decoded."""
-    about_bytes = ("content-encoding", "content-length", "transfer-encoding")
-    return [(name, value) for name, value in response.headers.multi_items() if name.lower() not in about_bytes]
-
-
-async def _read(response: httpx2.Response) -> bytes:
-    """Return the decoded body. Raises StreamError if it is too large or cut off."""
-    parts, size = [], 0
-    try:
-        async for chunk in response.aiter_bytes():
-            size += len(chunk)
-            if size > MESSAGE_BYTES:
-                raise httpx2.StreamError(f"The answer has more than {MESSAGE_BYTES} bytes.")
-            parts.append(chunk)
-    except httpx2.RequestError as error:
-        raise httpx2.StreamError(f"The answer was cut off: {error}") from error
-    return b"".join(parts)
-
-
-def _error_response(request: httpx2.Request, data: str, reason: str, status: int) -> httpx2.Response:
-    """Return the response that replaces a missing answer."""
-    try:
-        id = msgspec.json.decode(request.content).get("id")
-    except (msgspec.DecodeError, AttributeError):
-        id = None
-    error = {"code": -32000, "message": reason[:300], "data": data}
-    return httpx2.Response(status, json={"jsonrpc": "2.0", "id": id, "error": error}, request=request)
-
-
-class _Body(httpx2.AsyncByteStream):
-    """A response's body: one message, or a stream of events with one message each."""
-
-    def __init__(self, response: httpx2.Response, *, events: bool) -> None:
-        self._response = response
-        self._events = events
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        if not self._events:
-            body = await _read(self._response)
-            with contextlib.suppress(ValueError):  # the SDK refuses it otherwise
-                body = repair_message(body)
-            yield body
-            return
-        async for event in _events(self._response.aiter_bytes()):
-            yield event
-
-    async def aclose(self) -> None:
-        await self._response.aclose()
-
-
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-
-
-async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield server-sent events with repaired data; events whose data is not a message are dropped."""
-    buffer = bytearray()
-    async for chunk in chunks:
-        looked = max(0, len(buffer) - 3)
-        buffer += chunk
-        while (end := _EVENT_END.search(buffer, looked)) is not None:
-            yield _repair_event(bytes(buffer[: end.start()]))
-            del buffer[: end.end()]
-            looked = 0
-        if len(buffer) > MESSAGE_BYTES:
-            raise httpx2.StreamError(f"An event has more than {MESSAGE_BYTES} bytes.")
-
-
-def _repair_event(event: bytes) -> bytes:
-    lines = event.splitlines()
-    data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
-    others = [line for line in lines if not line.startswith(b"data:")]
-    if data.strip():
-        try:
-            data = repair_message(data).replace(b"\n", b" ").replace(b"\r", b" ")
-        except ValueError:
-            logger.debug("an event of an MCP server is not a message: %s", printable(data))
-            return b""
-        others.append(b"data: " + data)
-    elif any(line.startswith(b"data:") for line in lines):
-        others.append(b"data:")
-    return b"\n".join(others) + b"\n\n"

@@ -144,9 +144,10 @@ async def test_what_is_wrong_is_said():
     assert result.is_error and result.content[0].text
 
 
-async def test_a_call_that_is_cancelled_ends_its_run():
+@MODES
+async def test_a_call_that_is_cancelled_ends_its_run(mode):
     engine = scripted([Script(text="word " * 200, delay=0.05)])
-    async with serving(engine, agents=[WEATHER]) as running, client(running, "legacy") as mcp:
+    async with serving(engine, agents=[WEATHER]) as running, client(running, mode) as mcp:
         task = asyncio.create_task(mcp.call_tool("weather", {"message": "go"}))
         async with asyncio.timeout(20):
             while not running.server.runs.active:
