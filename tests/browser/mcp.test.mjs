@@ -8,7 +8,7 @@ import path from "node:path";
 import { after, before, test } from "node:test";
 import { becomes, converse, matches, openDemo, picture, root, say, settled, startBrowser, startServer } from "./harness.mjs";
 
-const LIMITS = { timeout: 180_000 };
+const LIMITS = { timeout: 300_000 };
 const LOST = [/ERR_CONNECTION|ERR_INCOMPLETE|ERR_EMPTY_RESPONSE|network error|Failed to fetch/i, /Failed to load runtime info/, /Agent \w+ not found/];
 const PYTHON = process.env.PYTHON ?? path.join(root, ".venv/bin/python");
 /** Where users sign in: the mcp SDK's own authorization server, and Authlib's where `make test-mcp` installed it. */
@@ -37,7 +37,8 @@ async function startScript(python, name, ...more) {
   const child = spawn(python, [path.join(root, "tests/agents", name), String(port), ...more], { stdio: "ignore" });
   process.once("exit", () => child.kill("SIGKILL"));
   const origin = `http://127.0.0.1:${port}`;
-  for (let attempt = 0; attempt < 1_200 && !(await fetch(origin).catch(() => null)); attempt++) {
+  while (!(await fetch(origin).catch(() => null))) {
+    assert.equal(child.exitCode, null, `${name} ended`);
     await new Promise((resolve) => setTimeout(resolve, 50));
   }
   return { origin, stop: () => child.kill("SIGKILL") };
