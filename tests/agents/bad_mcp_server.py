@@ -285,7 +285,7 @@ def begin(kind: str) -> None:
 
 class HttpServer:
     """A server in a thread of its own. `sessions` are those it knows; `calls` counts what reached a tool, `requests`
-    what reached it at all, and `streams` how many streams it is writing. elsewhere: the URL that it redirects to."""
+    what reached it at all, `streams` how many streams it is writing, and `written` their bytes. elsewhere: the URL that it redirects to."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -293,7 +293,7 @@ class HttpServer:
         self.begun = 0
         self.calls: list[str] = []
         self.requests: list[str] = []
-        self.streams = 0
+        self.streams = self.written = 0
         self.elsewhere = ""
         self.closed = threading.Event()
         outer = self
@@ -407,7 +407,7 @@ class HttpServer:
         handler.close_connection = True
         try:
             while not self.closed.is_set():
-                handler.wfile.write(piece if kind == "text/event-stream" else piece * 2**16)
+                self.written += handler.wfile.write(piece if kind == "text/event-stream" else piece * 2**16)
                 time.sleep(pause)
         except OSError:
             pass
