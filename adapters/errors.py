@@ -199,6 +199,8 @@ def payload(
         case "openai":
             return {"error": {"message": text, "type": entry.openai, "param": where, "code": code or entry.code}}
         case "anthropic":
+            if kind == "context_length_exceeded" and "prompt is too long" not in text.lower():
+                text = f"prompt is too long: {text}"  # the wire has no code; clients look for these words
             inner: dict[str, object] = {"type": entry.anthropic, "message": text}
             if code is not None:
                 inner["details"] = {"error_code": code}

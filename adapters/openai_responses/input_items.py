@@ -39,6 +39,8 @@ Items = Mapping[str, Mapping[str, object]]
 MAX_REFERENCES = 256
 COMPACTION = "cmp"
 """Prefix of the ids of compaction items, and of the messages that represent them."""
+APPROVAL_PREFIX = "mcpr_"
+"""Prefix of the ids of approval requests; the rest is the interrupt's id."""
 SUMMARY_QUESTION = "Summarise our conversation so far."
 TRIGGER = "compaction_trigger"
 """The type of the item that requests a compaction instead of an answer."""
@@ -86,7 +88,7 @@ def response_of(item_id: str) -> str | None:
     return match[1] if match else None
 
 
-_OUTPUT_ITEM = re.compile(r"(?:msg|rs|fc|ctc|cmp|lsh|sh|apc|tsc)_(\w{1,80})_\d{1,6}")
+_OUTPUT_ITEM = re.compile(r"(?:msg|rs|fc|ctc|cmp|lsh|sh|apc|tsc|mcpl|mcp|ws)_(\w{1,80})_\d{1,6}")
 _INPUT_ITEM = re.compile(r"(resp_\w{1,80})_in_\d{1,6}")
 
 
@@ -182,6 +184,8 @@ class _ItemsReader:
                 self._compaction(item, at)
             case "compaction_trigger":
                 raise wrong(at, "must be the last item")
+            case "item_reference" if str(item.get("id")).startswith(APPROVAL_PREFIX):
+                pass  # as the approval request itself
             case "item_reference":
                 stored_item = self._items.get(str(item.get("id")))
                 if stored_item is None or stored_item.get("type") == "item_reference":

@@ -12,7 +12,15 @@ from ag_ui.core import AssistantMessage, Message, ResumeEntry, RunAgentInput, Sy
 from adapters.body import DEFAULT_LIMITS, Inbound, Lenient, Limits, convert, flag, notes_of_request, read_object, wrong
 from adapters.client_history import NewId, Placed, put_in_order
 from adapters.openai_responses.client_tools import ClientTools, ToolForm, found_tools, read_client_tools, tools_in_items
-from adapters.openai_responses.input_items import TRIGGER, Items, OpenSeal, no_seals, read_input, sealed_thread
+from adapters.openai_responses.input_items import (
+    APPROVAL_PREFIX,
+    TRIGGER,
+    Items,
+    OpenSeal,
+    no_seals,
+    read_input,
+    sealed_thread,
+)
 from adapters.request_fields import (
     BOOLEAN,
     OBJECT,
@@ -86,8 +94,6 @@ FIELDS: dict[str, Field] = {
 }
 
 
-APPROVAL_PREFIX = "mcpr_"
-"""Prefix of the ids of approval requests; the rest is the interrupt's id."""
 ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 
 

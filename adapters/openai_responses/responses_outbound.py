@@ -18,8 +18,8 @@ from adapters.client_history import Seal, wrap
 from adapters.errors import RequestError, payload, row
 from adapters.mcp_request import split_tool_name
 from adapters.openai_responses.client_tools import CallKind, ToolForm, call_item
-from adapters.openai_responses.input_items import COMPACTION
-from adapters.openai_responses.responses_inbound import APPROVAL_PREFIX, ResponseFlags
+from adapters.openai_responses.input_items import APPROVAL_PREFIX, COMPACTION
+from adapters.openai_responses.responses_inbound import ResponseFlags
 from adapters.openai_tokens import chat_logprobs
 from adapters.request_tools import InputText
 from adapters.sse import json_bytes, json_string
@@ -95,9 +95,12 @@ class OutputItem:
 
 NO_FLAGS = ResponseFlags()
 PLAIN = ToolForm()
-_ERRORS = {"invalid_request": "invalid_prompt", "context_length_exceeded": "invalid_prompt"} | dict.fromkeys(
-    ("rate_limited", "overloaded"), "rate_limit_exceeded"
-)
+_ERRORS = {
+    "invalid_request": "invalid_prompt",
+    "context_length_exceeded": "context_length_exceeded",
+    "rate_limited": "rate_limit_exceeded",
+    "overloaded": "rate_limit_exceeded",
+}
 
 
 class ResponseIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +127,15 @@ def usage_object(usage: Iterable[TokenUsage]) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": sum(part.reasoning_tokens or 0 for part in parts)},
         "total_tokens": input_tokens + output_tokens,
     }
+
+
+def search_query(arguments: str) -> str:
+    """Return what a call of a search tool searches for."""
+    try:
+        values = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return arguments
+    return str(values.get("query") or " ".join(map(str, values.values())))
 
 
 class ResponseStream:
@@ -390,13 +402,7 @@ class ResponseStream:
         kind: Kind = "web_search_call" if search else "mcp_call"
         item: dict[str, Any] = {"id": item_id(self._identity.id, kind, index), "type": kind, "status": status}
         if search:
-            try:
-                values = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-            except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-                query = arguments
-            else:
-                query = str(values.get("query") or " ".join(map(str, values.values())))
-            item["action"] = {"type": "search", "query": query}
+            item["action"] = {"type": "search", "query": search_query(arguments)}
         else:
             item |= {"server_label": label, "name": tool, "arguments": arguments}
             error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": output or ""}]}

@@ -21,12 +21,13 @@ from ag_ui.core import (
 from adapters.body import DEFAULT_LIMITS, Inbound, Limits, read_object, wrong
 from adapters.client_history import NewId
 from adapters.errors import RequestError
+from adapters.mcp_request import split_tool_name
 from adapters.openai_responses.input_items import COMPACTION, Items, OpenSeal
 from adapters.openai_responses.responses_inbound import FIELDS, ResponseFlags, read_values
-from adapters.openai_responses.responses_outbound import usage_object
+from adapters.openai_responses.responses_outbound import search_query, usage_object
 from adapters.request_fields import STRING, Field, honoured, read_fields
 from adapters.sse import json_bytes
-from events.options import GenerationOptions
+from events.options import SEARCH_LABEL, GenerationOptions
 from events.sampling import SamplingParams
 from events.vocabulary import TokenUsage
 
@@ -52,8 +53,22 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.response.get("status") in ("queued", "in_progress")
 
     def item(self, item_id: str) -> dict[str, Any] | None:
-        """Return an item of the answer or of the request; None if no item has this id."""
-        return next((each for each in (*self.response["output"], *self.items) if each.get("id") == item_id), None)
+        """Return an item of the answer or of the request; None if no item has this id.
+
+        A web search is returned as a call with its result, which the search's own item does not have.
+        """
+        item = next((each for each in (*self.response["output"], *self.items) if each.get("id") == item_id), None)
+        if item is None or item.get("type") != "web_search_call":
+            return item
+        calls = [call for message in self.messages for call in message.get("toolCalls") or ()]
+        results = {message["toolCallId"]: message["content"] for message in self.messages if message["role"] == "tool"}
+        for call in reversed(calls):
+            name = split_tool_name(call["function"]["name"], (SEARCH_LABEL,))
+            arguments = call["function"]["arguments"]
+            if name is not None and call["id"] in results and search_query(arguments) == item["action"]["query"]:
+                called = {"server_label": name[0], "name": name[1], "arguments": arguments}
+                return {"id": item_id, "type": "mcp_call", **called, "output": results[call["id"]]}
+        return item
 
     @property
     def items(self) -> list[dict[str, Any]]:

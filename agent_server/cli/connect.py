@@ -5,58 +5,122 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import httpx2
 import typer
 
 SECONDS = 5.0
+CLAUDE_WINDOW, CLAUDE_RESERVE, CLAUDE_SMALLEST = 200_000, 20_000, 100_000
+"""Claude Code's context of a model that it does not know, what it reserves of it for a summary, and the smallest window
+that it lets a user set."""
+SHARE = 0.85
+"""The share of the context at which Claude Code is to compact a conversation."""
 
 
-def codex(url: str, model: str, key: str) -> str:
+@dataclass(frozen=True)
+class Target:
+    """What an agent is to use. key: "" for none. context: the tokens of prompt and answer together, None if unknown.
+    images: whether the model accepts them."""
+
+    url: str
+    model: str
+    key: str = ""
+    context: int | None = None
+    images: bool = False
+
+    @property
+    def answer(self) -> int:
+        """The longest answer to plan for, of a known context."""
+        return min(32_000, (self.context or 0) // 4)
+
+
+def codex(target: Target) -> str:
     """For `~/.codex/config.toml`, or the one in `CODEX_HOME`."""
-    keyed = '\nenv_key = "AGENT_SERVER_API_KEY"' if key else ""
+    keyed = '\nenv_key = "AGENT_SERVER_API_KEY"' if target.key else ""
+    window = f"model_context_window = {target.context}\n" if target.context else ""
     return (
-        f'model = {json.dumps(model)}\nmodel_provider = "agent-server"\n\n[model_providers.agent-server]\n'
-        f'name = "agent-server"\nbase_url = "{url}/v1"\nwire_api = "responses"{keyed}\n'
+        f'model = {json.dumps(target.model)}\nmodel_provider = "agent-server"\n{window}\n'
+        f'[model_providers.agent-server]\nname = "agent-server"\nbase_url = "{target.url}/v1"\n'
+        f'wire_api = "responses"{keyed}\n'
     )
 
 
-def claude(url: str, model: str, key: str) -> str:
+def claude(target: Target) -> str:
     """For a shell's profile: Claude Code reads its environment."""
     names = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
-    values = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key or "none", **dict.fromkeys(names, model)}
+    values = {"ANTHROPIC_BASE_URL": target.url, "ANTHROPIC_API_KEY": target.key or "none"}
+    values |= dict.fromkeys(names, target.model)
+    if target.context and target.context >= CLAUDE_SMALLEST:
+        values["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(target.context)
+    elif target.context:
+        share = target.context * SHARE / (CLAUDE_WINDOW - CLAUDE_RESERVE)
+        values["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(max(1, int(100 * share)))
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
 
 
-def opencode(url: str, model: str, key: str) -> str:
+def opencode(target: Target) -> str:
     """For `opencode.json` in a project, or `~/.config/opencode/opencode.json`."""
+    model: dict[str, Any] = {"name": target.model}
+    if target.context:
+        model["limit"] = {"context": target.context, "output": target.answer}
+    if target.images:
+        model |= {"attachment": True, "modalities": {"input": ["text", "image"], "output": ["text"]}}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "agent-server",
-        "options": {"baseURL": f"{url}/v1", "apiKey": key or "none"},
-        "models": {model: {"name": model}},
+        "options": {"baseURL": f"{target.url}/v1", "apiKey": target.key or "none"},
+        "models": {target.model: model},
     }
-    named = f"agent-server/{model}"
+    named = f"agent-server/{target.model}"
     settings = {"provider": {"agent-server": provider}, "model": named, "small_model": named}
     return json.dumps({"$schema": "https://opencode.ai/config.json", **settings}, indent=2) + "\n"
 
 
-def qwen(url: str, model: str, key: str) -> str:
-    """For a shell's profile: Qwen Code reads its environment."""
-    values = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key or "none", "OPENAI_MODEL": model}
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+def qwen(target: Target) -> str:
+    """For `~/.qwen/settings.json`, or `.qwen/settings.json` in a project."""
+    generation = {"contextWindowSize": target.context} if target.context else {}
+    model = {"id": target.model, "name": target.model, "baseUrl": f"{target.url}/v1", "envKey": "AGENT_SERVER_API_KEY"}
+    settings = {
+        "modelProviders": {
+            "openai": [{**model, "generationConfig": {**generation, "modalities": {"image": target.images}}}]
+        },
+        "env": {"AGENT_SERVER_API_KEY": target.key or "none"},
+        "security": {"auth": {"selectedType": "openai"}},
+        "model": {"name": target.model},
+    }
+    return json.dumps(settings, indent=2) + "\n"
 
 
-def aider(url: str, model: str, key: str) -> str:
+def pi(target: Target) -> str:
+    """For `~/.pi/agent/models.json`."""
+    model: dict[str, Any] = {"id": target.model, "input": ["text", "image"] if target.images else ["text"]}
+    if target.context:
+        model |= {"contextWindow": target.context, "maxTokens": target.answer}
+    provider = {
+        "baseUrl": f"{target.url}/v1", "api": "openai-completions", "apiKey": target.key or "none", "models": [model],
+    }  # fmt: skip
+    return json.dumps({"providers": {"agent-server": provider}}, indent=2) + "\n"
+
+
+def cline(target: Target) -> str:
+    """For a shell, once: Cline keeps its provider."""
+    options = {"provider": "openai", "apikey": target.key or "none", "modelid": target.model}
+    options["baseurl"] = f"{target.url}/v1"
+    return "cline auth " + " ".join(f"--{name} {shlex.quote(value)}" for name, value in options.items()) + "\n"
+
+
+def aider(target: Target) -> str:
     """For `.aider.conf.yml` in a project or in the home folder."""
-    settings = {"model": f"openai/{model}", "openai-api-base": f"{url}/v1", "openai-api-key": key or "none"}
+    settings = {"model": f"openai/{target.model}", "openai-api-base": f"{target.url}/v1"}
+    settings["openai-api-key"] = target.key or "none"
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
 
 
-CLIENTS: dict[str, Callable[[str, str, str], str]] = {
-    "aider": aider, "claude": claude, "codex": codex, "opencode": opencode, "qwen": qwen,
+CLIENTS: Mapping[str, Callable[[Target], str]] = {
+    "aider": aider, "claude": claude, "cline": cline, "codex": codex, "opencode": opencode, "pi": pi, "qwen": qwen,
 }  # fmt: skip
 
 
@@ -72,20 +136,36 @@ def connect(
     write = CLIENTS.get(client)
     if write is None:
         sys.exit(f"Unknown client {client!r}. Use {', '.join(CLIENTS)}.")
-    url = url.rstrip("/").removesuffix("/v1")
+    target = Target(url.rstrip("/").removesuffix("/v1"), model, api_key)
+    try:
+        target = described(target)
+    except ValueError as error:
+        if not model:
+            sys.exit(str(error))
+        print(f"# {error} The model's context is therefore not part of this configuration.", file=sys.stderr)
     print(f"# {(write.__doc__ or '').strip()}", file=sys.stderr)
-    if not model:
-        listing = f"{url}/v1/models"
-        try:
-            answer = httpx2.get(
-                listing, headers={"authorization": f"Bearer {api_key}"} if api_key else {}, timeout=SECONDS
-            )
-        except httpx2.HTTPError as error:
-            sys.exit(f"No server answers at {url} ({type(error).__name__}). Start it, or name the model with --model.")
-        if answer.status_code != httpx2.codes.OK:
-            sys.exit(f"{listing} answered {answer.status_code}. Give a key with --api-key, or the model with --model.")
-        models = answer.json()["data"]
-        if not models:
-            sys.exit(f"The server at {url} has no model. Name one with --model.")
-        model = str(models[0]["id"])
-    print(write(url, model, api_key), end="")
+    print(write(target), end="")
+
+
+def described(target: Target) -> Target:
+    """Return the target with what the server says of its model, or of the server's first if it names none. Raises
+    ValueError with a sentence if the server has no answer."""
+    listing = f"{target.url}/v1/models"
+    headers = {"authorization": f"Bearer {target.key}"} if target.key else {}
+    try:
+        answer = httpx2.get(listing, headers=headers, timeout=SECONDS)
+    except httpx2.HTTPError as error:
+        message = (
+            f"No server answers at {target.url} ({type(error).__name__}). Start it, or name the model with --model."
+        )
+        raise ValueError(message) from None
+    if answer.status_code != httpx2.codes.OK:
+        message = f"{listing} answered {answer.status_code}. Give a key with --api-key, or the model with --model."
+        raise ValueError(message)
+    models = answer.json()["data"]
+    chosen = next((each for each in models if target.model in ("", each["id"])), None)
+    if chosen is None:
+        missing = f"no model {target.model}" if target.model else "no model"
+        raise ValueError(f"The server at {target.url} has {missing}. Name one with --model.")
+    images = "image" in chosen.get("architecture", {}).get("input_modalities", ())
+    return replace(target, model=str(chosen["id"]), context=chosen.get("max_model_len"), images=images)

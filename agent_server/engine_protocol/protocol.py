@@ -344,6 +344,12 @@ class TakesAdapters(Protocol):
         """Accept no more generations for an adapter; running ones finish with it."""
 
 
+def too_long(tokens: int, limit: int, whose: str = "the model's context") -> str:
+    """Return the message for a prompt that does not fit, in the words by which clients know that they must shorten the
+    conversation."""
+    return f"The prompt is too long: {tokens} tokens > {limit} maximum, {whose}."
+
+
 def check_length(request: GenerationRequest, context_length: int) -> None:
     """Check that the prompt fits into the context with `max_tokens`, and with at least one token. Raises
     EngineError("context_length_exceeded")."""
@@ -351,11 +357,7 @@ def check_length(request: GenerationRequest, context_length: int) -> None:
     if prompt == 0:
         raise EngineError("invalid_request", "The prompt is empty.", param="prompt")
     if prompt >= context_length:
-        raise EngineError(
-            "context_length_exceeded",
-            f"The prompt has {prompt} tokens, but this model's context holds {context_length}.",
-            param="prompt",
-        )
+        raise EngineError("context_length_exceeded", too_long(prompt, context_length), param="prompt")
     max_tokens = request.sampling.max_tokens or 0
     if prompt + max_tokens > context_length:
         raise EngineError(

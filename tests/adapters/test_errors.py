@@ -38,7 +38,9 @@ def test_the_bodies_of_the_known_wires():
         }
     }
     assert json.loads(response("anthropic", error, request_id="req_1").body) == {
-        "type": "error", "error": {"type": "invalid_request_error", "message": "Too long."}, "request_id": "req_1",
+        "type": "error",
+        "error": {"type": "invalid_request_error", "message": "prompt is too long: Too long."},
+        "request_id": "req_1",
     }  # fmt: skip
     assert json.loads(response("agui", error).body) == {
         "error": {"code": "context_length_exceeded", "message": "Too long.", "retryable": False, "param": "messages"}

@@ -33,9 +33,10 @@ def test_codex():
 
 def test_qwen_and_aider():
     named = ("--url", f"{URL}/v1", "--model", "m", "--api-key", "secret")
-    lines = connect("qwen", *named).stdout.splitlines()
-    variables = dict(shlex.split(line)[1].split("=", 1) for line in lines)
-    assert variables == {"OPENAI_BASE_URL": f"{URL}/v1", "OPENAI_API_KEY": "secret", "OPENAI_MODEL": "m"}
+    settings = json.loads(connect("qwen", *named).stdout)
+    (model,) = settings["modelProviders"]["openai"]
+    assert (model["id"], model["baseUrl"], settings["model"]["name"]) == ("m", f"{URL}/v1", "m")
+    assert settings["env"] == {model["envKey"]: "secret"} and settings["security"]["auth"]["selectedType"] == "openai"
     assert yaml.safe_load(connect("aider", *named).stdout) == {
         "model": "openai/m", "openai-api-base": f"{URL}/v1", "openai-api-key": "secret",
     }  # fmt: skip
@@ -56,16 +57,41 @@ def test_opencode():
     assert found["provider"]["agent-server"]["options"] == {"baseURL": f"{URL}/v1", "apiKey": "none"}
 
 
-async def test_the_model_is_the_servers_first():
-    async with serving(scripted("Hi.")) as running:
-        done = await asyncio.to_thread(connect, "claude", "--url", running.url)
-        assert f"export ANTHROPIC_MODEL={running.server.model.name}\n" in done.stdout
+def test_pi_and_cline():
+    named = ("--url", f"{URL}/v1", "--model", "m", "--api-key", "secret")
+    provider = json.loads(connect("pi", *named).stdout)["providers"]["agent-server"]
+    assert (provider["baseUrl"], provider["api"], provider["apiKey"]) == (f"{URL}/v1", "openai-completions", "secret")
+    assert provider["models"] == [{"id": "m", "input": ["text"]}]
+    words = shlex.split(connect("cline", *named).stdout)
+    assert words[:2] == ["cline", "auth"] and dict(zip(words[2::2], words[3::2], strict=True)) == {
+        "--provider": "openai", "--apikey": "secret", "--modelid": "m", "--baseurl": f"{URL}/v1",
+    }  # fmt: skip
+
+
+async def test_the_model_is_the_servers_first_and_the_agent_knows_its_context():
+    async with serving(scripted("Hi.", context_length=32_768), max_context=32_768) as running:
+        name = running.server.model.name
+
+        async def printed(client: str, *arguments: str) -> str:
+            return (await asyncio.to_thread(connect, client, "--url", running.url, *arguments)).stdout
+
+        lines = (await printed("claude")).splitlines()
+        variables = dict(shlex.split(line)[1].split("=", 1) for line in lines)
+        # 15 % of the 180,000 tokens that Claude Code has for a conversation are 27,000: 82 % of this context.
+        assert variables["ANTHROPIC_MODEL"] == name and variables["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] == "15"
+        assert tomllib.loads(await printed("codex", "--model", name))["model_context_window"] == 32_768
+        models = json.loads(await printed("opencode"))["provider"]["agent-server"]["models"]
+        assert models == {name: {"name": name, "limit": {"context": 32_768, "output": 8_192}}}
+        (model,) = json.loads(await printed("pi"))["providers"]["agent-server"]["models"]
+        assert (model["id"], model["contextWindow"], model["maxTokens"]) == (name, 32_768, 8_192)
+        (model,) = json.loads(await printed("qwen"))["modelProviders"]["openai"]
+        assert model["generationConfig"] == {"contextWindowSize": 32_768, "modalities": {"image": False}}
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("cursor", "--model", "m"), "Unknown client 'cursor'. Use aider, claude, codex, opencode, qwen."),
+        (("cursor", "--model", "m"), "Unknown client 'cursor'. Use aider, claude, cline, codex, opencode, pi, qwen."),
         (("codex", "--url", URL), f"No server answers at {URL}"),
     ],
 )

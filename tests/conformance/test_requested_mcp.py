@@ -229,6 +229,37 @@ async def test_items_that_are_sent_back_are_read(box: McpProcess) -> None:
         assert again.parse().output_text == "Yes." and "x-warning" not in again.headers
 
 
+async def test_stored_calls_are_referred_to(box: McpProcess) -> None:
+    """A client that stores names the items instead of sending them; the model sees the same calls and results."""
+    scripts = [Script(text=call("box__add", a=2, b=3)), *(Script(text=text) for text in ("Five.", "Yes.", "Yes."))]
+    async with serving(scripted(scripts), mcp_allow=(box.url,)) as running, openai_client(running) as client:
+        first = await client.responses.create(model="default", input="go", tools=[tool(box)])
+        assert [item.type for item in first.output] == ["mcp_list_tools", "mcp_call", "message"]
+        prompts = []
+        for items in (
+            [{"type": "item_reference", "id": item.id} for item in first.output],
+            [item.model_dump(exclude_none=True) for item in first.output],
+        ):
+            sent: Any = [{"role": "user", "content": "go"}, *items, {"role": "user", "content": "sure?"}]
+            again: Any = await client.responses.with_raw_response.create(
+                model="default", input=sent, tools=[tool(box)], store=False
+            )
+            assert "x-warning" not in again.headers
+            prompts.append(running.engine.requests[-1].prompt_token_ids)
+    assert prompts[0] == prompts[1]
+
+
+async def test_a_request_for_an_approval_is_referred_to(box: McpProcess) -> None:
+    scripts = [Script(text=call("box__add", a=1, b=1)), Script(text="Two.")]
+    asked: dict[str, Any] = {"model": "default", "tools": [tool(box, require_approval="always")]}
+    async with serving(scripted(scripts), mcp_allow=(box.url,)) as running, openai_client(running) as client:
+        first = await client.responses.create(input="go", **asked)
+        reference = {"type": "item_reference", "id": first.output[-1].id}
+        decided = approval(first.output[-1], approve=True)
+        second = await client.responses.create(input=[reference, decided], previous_response_id=first.id, **asked)
+    assert second.output_text == "Two."
+
+
 async def test_only_what_the_operator_allows_is_reached(box: McpProcess, tmp_path: Path) -> None:
     other = McpProcess(tmp_path)
     try:
@@ -267,8 +298,15 @@ async def test_a_web_search_goes_to_the_server_of_that_label(box: McpProcess) ->
     engine = scripted([Script(text=call("web_search__search", query="cats")), Script(text="Cats."), Script(text="Hi.")])
     async with serving(engine, mcp_allow=(f"web_search={box.url}",)) as running, openai_client(running) as client:
         made: Any = await client.responses.create(model="default", input="go", tools=[{"type": "web_search"}])
+        references: Any = [{"type": "item_reference", "id": item.id} for item in made.output]
+        go: Any = {"role": "user", "content": "go"}
+        again = await client.responses.with_raw_response.create(
+            model="default", input=[go, *references, go], tools=[{"type": "web_search"}]
+        )
+        prompt = running.server.model.prompts.detokenize(running.engine.requests[-1].prompt_token_ids)
     assert [item.type for item in made.output] == ["web_search_call", "message"]
     assert made.output[0].action.query == "cats" and made.output_text == "Cats."
+    assert "One page about cats." in prompt and "x-warning" not in again.headers
     async with serving(scripted("Hi.")) as running, openai_client(running) as client:
         raw = await client.responses.with_raw_response.create(
             model="default", input="go", tools=[{"type": "web_search"}]

@@ -49,6 +49,9 @@ HOLD_SECONDS = 2.0
 """How long the status line waits for the run's first output; later failures are reported in the stream."""
 MANY_EVENTS = 2000
 """Number of events above which an answer's body is built in a thread."""
+FAILS_IN_STREAM = ("responses", "context_length_exceeded")
+"""A failure before the first output that is reported in the stream: clients of Responses compact a conversation after
+`response.failed` with this code, and not after a status."""
 CLIENT_GONE = 499
 Prompt = str | tuple[int, ...] | None
 BeforeEnd = Callable[[], Awaitable[None]] | None
@@ -375,7 +378,8 @@ async def stream_answer(
     hold: bool = True,
     before_end: BeforeEnd = None,
 ) -> Response:
-    """Answer with the runs as one stream of frames. Raises RequestError for a run that failed before its first output.
+    """Answer with the runs as one stream of frames. Raises RequestError for a run that failed before its first output,
+    except as FAILS_IN_STREAM says.
 
     wire: names the parameters in that error. hold: delay the status line until the first output, for at most
     HOLD_SECONDS. before_end: awaited before the last event is sent.
@@ -389,7 +393,7 @@ async def stream_answer(
             await first_of(opening, disconnect, seconds=HOLD_SECONDS)
             if opening.done():
                 opening.result()
-                may_stream = frames.failure is None
+                may_stream = frames.failure is None or (wire, frames.failure.code) == FAILS_IN_STREAM
             else:
                 may_stream = not disconnect.done()
     except BaseException:

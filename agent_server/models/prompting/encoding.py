@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from tokenizers import Encoding, Tokenizer
 
-from agent_server.engine_protocol.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError, too_long
 from agent_server.models.prompting.space_slices import pieces, space_to_drop
 
 LONG = 256 * 1024
@@ -122,8 +122,7 @@ def _surrounding_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | N
 
 def _check_most(ids: list[int], most: int | None) -> None:
     if most is not None and len(ids) > most:
-        message = f"The prompt has more than {len(ids)} tokens; the limit is {most}."
-        raise EngineError("context_length_exceeded", message, param="messages")
+        raise EngineError("context_length_exceeded", too_long(len(ids), most), param="messages")
 
 
 def _in_slices(tokenizer: Tokenizer, text: str, marked: Collection[int], most: int | None) -> Encoded:

@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 from ag_ui.core import AudioPart, ImagePart, RunAgentInput, Tool
 
-from agent_server.engine_protocol.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError, too_long
 from agent_server.model_files import ModelFiles, load_model_files
 from agent_server.models.prompting.built_prompt import Prompt
 from agent_server.models.prompting.control_tokens import ControlTokens, strings
@@ -221,9 +221,13 @@ class PromptBuilder:
         prompt = shortened(prompt, options, limit)
         max_tokens = None if options.fit_answer else options.sampling.max_tokens
         if limit is not None and len(prompt.token_ids) + max(max_tokens or 1, 1) > limit:
-            name = "the model's context holds" if limit == own else "this key's limit on prompt and answer together is"
-            answer = f" and max_tokens is {max_tokens}" if max_tokens else ""
-            message = f"The prompt has {len(prompt.token_ids)} tokens{answer}, but {name} {limit}."
+            whose = "the model's context" if limit == own else "this key's limit on prompt and answer together"
+            message = too_long(len(prompt.token_ids), limit, whose)
+            if max_tokens and len(prompt.token_ids) < limit:
+                name = f"{whose} holds" if limit == own else f"{whose} is"
+                message = (
+                    f"The prompt has {len(prompt.token_ids)} tokens and max_tokens is {max_tokens}, but {name} {limit}."
+                )
             raise EngineError("context_length_exceeded", message, param="messages")
         return prompt
 
@@ -322,7 +326,7 @@ class PromptBuilder:
         size = sum(len(text) for text in strings(data))
         if size > self.settings.max_characters:
             limit = self.settings.max_characters
-            message = f"The request has {size} characters; the limit is {limit}."
+            message = f"The prompt is too long: it has {size} characters; the limit is {limit}."
             raise EngineError("context_length_exceeded", message, param="messages")
 
     def _check_characters(self, text: str, limit: int | None) -> None:
@@ -331,7 +335,9 @@ class PromptBuilder:
         context = self.context_length
         if limit is not None and self._characters_per_token is not None:
             if len(text) > limit * self._characters_per_token:
-                message = f"The prompt has {len(text)} characters, which cannot fit into a context of {limit} tokens."
+                message = (
+                    f"The prompt is too long: its {len(text)} characters cannot fit into a context of {limit} tokens."
+                )
                 raise EngineError("context_length_exceeded", message, param="messages")
         elif context is not None and len(text) > (most := context * COUNTED_CHARACTERS):
             message = (
