@@ -13,11 +13,6 @@ import httpx2
 import typer
 
 SECONDS = 5.0
-CLAUDE_WINDOW, CLAUDE_RESERVE, CLAUDE_SMALLEST = 200_000, 20_000, 100_000
-"""Claude Code's context of a model that it does not know, what it reserves of it for a summary, and the smallest window
-that it lets a user set."""
-SHARE = 0.85
-"""The share of the context at which Claude Code is to compact a conversation."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +48,6 @@ def claude(target: Target) -> str:
     names = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
     values = {"ANTHROPIC_BASE_URL": target.url, "ANTHROPIC_API_KEY": target.key or "none"}
     values |= dict.fromkeys(names, target.model)
-    if target.context and target.context >= CLAUDE_SMALLEST:
-        values["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(target.context)
-    elif target.context:
-        share = target.context * SHARE / (CLAUDE_WINDOW - CLAUDE_RESERVE)
-        values["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(max(1, int(100 * share)))
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.clients.agents import AGENTS
 
-CELLS = ("edit task", "resume", "stop", "context full", "429", "dropped stream", "tool search", "image")
+CELLS = ("edit task", "resume", "stop", "context full", "429", "dropped stream", "tool search", "image", "ten turns")
 UNTESTED = "untested"
 BEGIN, END = "<!-- matrix: written by make test-clients -->", "<!-- end of the matrix -->"
 OUTCOMES = pytest.StashKey[dict[tuple[str, str], str]]()
@@ -33,10 +33,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     )
     if agent is not None and (report.when == "call" or not report.passed):
         reason = report.longrepr if isinstance(report.longrepr, tuple) else report.longreprtext.splitlines()[-1:]
-        outcome = "passed" if report.passed else f"{report.outcome}: {str(reason[-1]) if reason else ''}".strip(": ")
+        outcome = "passed" + "".join(f" ({text})" for name, text in item.user_properties if name == "cell")
+        outcome = outcome if report.passed else f"{report.outcome}: {str(reason[-1]) if reason else ''}".strip(": ")
         for mark in item.iter_markers("cell"):
             assert set(mark.args) <= set(CELLS), f"Unknown cell in {mark.args}. Use one of {CELLS}."
-            item.config.stash[OUTCOMES].update({(agent, cell): outcome for cell in mark.args})
+            for cell in mark.args:
+                earlier = item.config.stash[OUTCOMES].get((agent, cell), "passed")
+                item.config.stash[OUTCOMES][agent, cell] = outcome if earlier.startswith("passed") else earlier
     return report
 
 
@@ -48,7 +51,10 @@ def table(outcomes: dict[tuple[str, str], str], page: str = "") -> str:
         start = [agent.title, agent.version, agent.wire]
         earlier = re.search(re.escape(f"| {' | '.join(start)} | ") + r"(.*) \|", page)
         cells = earlier[1].split(" | ") if earlier is not None else [UNTESTED] * len(CELLS)
-        now = (outcomes.get((agent.name, cell), before) for cell, before in zip(CELLS, cells, strict=True))
+        now = (
+            agent.lacks.get(cell) or outcomes.get((agent.name, cell), before)
+            for cell, before in zip(CELLS, cells, strict=True)
+        )
         lines.append([*start, *(cell.partition(":")[0] for cell in now)])
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
