@@ -19,7 +19,7 @@ from pathlib import Path
 from agent_server.cli.connect import CLIENTS, Target
 
 FOLDER = Path(os.environ.get("CLIENTS_ENV", ".clients")).absolute()
-PAINT = [sys.executable, str(Path(__file__).with_name("paint_server.py"))]
+PAINT = str(Path(__file__).with_name("paint_server.py"))
 """An MCP server with one tool, `mix`."""
 MIX = "mcp__paint__mix"
 SECONDS = float(os.environ.get("CLIENTS_SECONDS", "90"))
@@ -172,13 +172,15 @@ class Session:
         self.environment["PATH"] = f"{FOLDER / 'node_modules' / '.bin'}:{os.environ['PATH']}"  # has Node 22
         self.environment |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"}
         self.environment |= {"CLINE_NO_AUTO_UPDATE": "1", "CLINE_TELEMETRY_DISABLED": "1"}
-        server = {"command": PAINT[0], "args": PAINT[1:]}
+        self.painter = folder / "painter"
+        server = {"command": sys.executable, "args": [PAINT, str(self.painter)]}
         match agent.name:
             case "codex":
                 if paint:  # Codex searches only for models whose entry in its catalogue says so
                     self._write(folder / "models.json", json.dumps({"models": [self._catalogued(target)]}))
                     configuration = f"model_catalog_json = {json.dumps(str(folder / 'models.json'))}\n{configuration}"
-                    configuration += f"\n[mcp_servers.paint]\ncommand = {json.dumps(PAINT[0])}\nargs = {PAINT[1:]}\n"
+                    configuration += f"\n[mcp_servers.paint]\ncommand = {json.dumps(sys.executable)}\n"
+                    configuration += f"args = {json.dumps(server['args'])}\n"
                     configuration += "\n[features]\ntool_search_always_defer_mcp_tools = true\n"
                 self._write(self.home / ".codex" / "config.toml", configuration)
             case "claude":
@@ -213,6 +215,11 @@ class Session:
     def _write(self, file: Path, text: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
+
+    @property
+    def when_paint_is_there(self) -> Call:
+        """A command that waits until the agent knows the tool `mix`."""
+        return self.agent.shell(f"until test -e {self.painter}; do sleep 0.1; done; sleep 2")
 
     async def start(self, prompt: str, *, goes_on: bool = False) -> asyncio.subprocess.Process:
         if self.agent.name == "cline":

@@ -29,8 +29,9 @@ async def test_ten_turns_stay_cached(agent: str, tmp_path: Path, seconds: int, r
     async with connected(program, tmp_path, model, paint=True) as (session, _, _):
         file, picture = session.project / "colours.txt", session.project / "square.png"
         Image.new("RGB", (64, 64), "red").save(picture)
-        commands = [f"sleep {seconds} && echo The paint is dry.", "cat colours.txt", "ls"]
-        calls = [*program.search, program.picture(picture), *map(program.shell, commands)]
+        commands = [f"sleep {seconds} && echo The paint is dry.", "cat colours.txt"]
+        calls = [session.when_paint_is_there, *program.search, program.picture(picture)]
+        calls += map(program.shell, commands)
         model.scripts = [*map(call, calls), Script(text="word " * 20_000, delay=0.01)]
         process = await session.start("Mix red and blue, look at square.png, and count words.")
         async with asyncio.timeout(seconds + 600):
