@@ -158,15 +158,23 @@ def _pair_results(turns: list[HistoryTurn]) -> list[HistoryTurn]:
 
 
 def _gather_system(turns: list[HistoryTurn], capabilities: Capabilities, preamble: Sequence[str]) -> list[HistoryTurn]:
-    """Put all system text into the first message, except later messages that the template renders in their position;
-    into the first user message if there is no system role."""
+    """Put the system text before the first answer into the first message, except messages that the template renders in
+    their position; into the first user message if there is no system role.
+
+    Coding agents add system messages to a conversation. If the template renders none in its position, one after an
+    answer becomes a user message: in the first message it would change the beginning of the prompt, which is cached.
+    """
     leading: list[str] = []
     rest: list[HistoryTurn] = []
+    answered = False
     for turn in turns:
-        if turn.role == "system" and not (capabilities.system_anywhere and rest):
-            leading.append(turn.text)
-        else:
+        answered = answered or turn.role == "assistant"
+        if turn.role != "system" or (capabilities.system_anywhere and rest):
             rest.append(turn)
+        elif answered:
+            rest.append(HistoryTurn(role="user", text=turn.text))
+        else:
+            leading.append(turn.text)
     text = "\n\n".join(part for part in (*preamble, *leading) if part)
     if not text and not capabilities.needs_system:
         return rest

@@ -96,8 +96,13 @@ def test_developer_and_instructions_and_context_are_system_text() -> None:
 def test_a_later_system_message_stays_or_moves() -> None:
     history = (user("one"), assistant(), system("now shout"), user("two"))
     assert roles(build(*history)) == ["user", "assistant", "system", "user"]
-    moved = build(*history, can=can(system_anywhere=False))
-    assert roles(moved) == ["system", "user", "assistant", "user"]
+    first = build(*history[:2], user("two"), can=can(system_anywhere=False))
+    kept = build(*history, can=can(system_anywhere=False))
+    assert roles(kept) == ["user", "assistant", "user", "user"]
+    assert kept.messages[:2] == first.messages[:2], "what is cached stays as it is"
+    assert kept.messages[2]["content"] == "now shout"
+    moved = build(user("one"), system("shout"), assistant(), can=can(system_anywhere=False))
+    assert roles(moved) == ["system", "user", "assistant"]
 
 
 def test_system_text_without_a_system_role() -> None:
