@@ -58,7 +58,7 @@ def test_a_phrase_outside_of_a_section_is_refused(tmp_path, monkeypatch):
 
 def test_flags_in_facts_are_options_of_the_command():
     source = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    source += "".join(path.read_text(encoding="utf-8") for path in (ROOT / "agent_server" / "commands").rglob("*.py"))
+    source += "".join(path.read_text(encoding="utf-8") for path in (ROOT / "agent_server" / "cli").rglob("*.py"))
     for flag in {flag for answer in ANSWERS for flag in re.findall(r"--([a-z-]+)", answer)}:
         assert re.search(rf"\b{flag.replace('-', '[-_]')}\b", source), flag
 

@@ -173,8 +173,8 @@ class Writer:
         )
 
     @torch.no_grad()
-    def write(self, prompts: list[str]) -> list[str]:
-        """Continue the prompts greedily; a text that ended keeps the end marker."""
+    def write(self, prompts: list[str], temperature: float = 0.0) -> list[str]:
+        """Continue the prompts, greedily at temperature 0; a text that ended keeps the end marker."""
         inputs = self.tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
         tokens, mask = inputs["input_ids"], inputs["attention_mask"]
         written: list[list[int]] = [[] for _ in prompts]
@@ -182,7 +182,7 @@ class Writer:
         end = self.tokenizer.convert_tokens_to_ids(END)
         for _ in range(MOST_NEW_TOKENS):
             places = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-            tokens = self._next(tokens, mask, places, cache)
+            tokens = self._next(tokens, mask, places, cache, temperature)
             for row, token in zip(alive.tolist(), tokens[:, 0].tolist(), strict=True):
                 written[row].append(token)
             going = tokens[:, 0] != end
@@ -194,8 +194,8 @@ class Writer:
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
         return [str(self.tokenizer.decode(row, skip_special_tokens=False)) for row in written]
 
-    def _next(self, tokens: Tensor, mask: Tensor, places: Tensor, cache: DynamicCache) -> Tensor:
-        """Return the likeliest next token of each row, of shape rows x 1."""
+    def _next(self, tokens: Tensor, mask: Tensor, places: Tensor, cache: DynamicCache, temperature: float) -> Tensor:
+        """Return the next token of each row, of shape rows x 1: the likeliest one, or one drawn at a temperature."""
         output = self.model(
             input_ids=tokens,
             attention_mask=mask,
@@ -204,6 +204,8 @@ class Writer:
             use_cache=True,
             logits_to_keep=1,
         )
+        if temperature:
+            return torch.multinomial(torch.softmax(output.logits[:, -1] / temperature, -1), 1)
         return cast(Tensor, output.logits[:, -1].argmax(-1, keepdim=True))
 
     def length(self, prompt: str) -> int:
