@@ -78,7 +78,7 @@ def busy_processes(count: int) -> Iterator[None]:
 def measure(
     core: Core, fixed: list[int], most: int, options: argparse.Namespace, vocab: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds for the prompt and tokens per second after it, by the number of threads. The first round only warms up."""
+    """Seconds for the prompt and tokens per second after it, by the number of threads. The first round is left out."""
     ways = [*map(str, fixed), "chosen"]
     prompts: dict[str, list[float]] = {name: [] for name in ways}
     rates: dict[str, list[float]] = {name: [] for name in ways}

@@ -74,7 +74,9 @@ def test_facts_are_those_of_the_readme(path):
 
 
 def test_no_fact_names_the_port_that_the_server_may_not_have():
-    assert [section.answer for section in read_sections("facts") if re.search(r"localhost:8000|port 8000", section.answer)] == []
+    assert [
+        section.answer for section in read_sections("facts") if re.search(r"localhost:8000|port 8000", section.answer)
+    ] == []
 
 
 def test_a_refused_call_is_never_said_to_be_made():

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from training.demo_model.data_phrases import Section, draw, read_sections
+from training.demo_model.data_quiz import subject as quiz_subject
 from training.demo_model.data_values import Values
 
 
@@ -120,6 +121,8 @@ def _more(name: str) -> Section:
 def knowledge(values: Values) -> Exchange:
     """Return a question about the world, which the model cannot answer."""
     subject = values.pick((values.topic, values.topic, values.city, values.person))()
+    if not values.held_out and values.chance(0.2):
+        subject = quiz_subject(values)
     question = values.pick(KNOWLEDGE_QUESTIONS).format(subject)
     answer = f"I am only a tiny demo model and know nothing about {subject}. A real model will."
     return Exchange(question, f"I do not know {subject}.", answer, (subject,))

@@ -5,6 +5,7 @@ import re
 from training.demo_model.data_arithmetic import equation
 from training.demo_model.data_chat import KNOWLEDGE_QUESTIONS, Exchange
 from training.demo_model.data_phrases import Section, draw, read_sections
+from training.demo_model.data_quiz import code_request, quiz_question
 from training.demo_model.data_values import Values
 
 HOW = (
@@ -61,7 +62,7 @@ HOW = (
 # What people write most, which training draws more often, whichever side of the split it is on.
 PLAIN_HOW = ("how do i {}", "how do i {}", "how can i {}", "how to {}")
 PLAIN_SHARE = 0.4
-COMMON = ("copilotkit", "openai", "client", "tool", "agent", "install", "gpu", "anthropic")
+COMMON = ("copilotkit", "openai", "client", "tool", "agent", "install", "gpu", "anthropic", "port")
 COMMON_SHARE = 0.4
 FACT_OPENINGS = (
     *("",) * 14,
@@ -126,6 +127,8 @@ ASKS = (
 # The sections of `limits.txt` that are not requests are asked for less often.
 RARE = {"person": 0.1, "meaning": 0.07, "blame": 0.08}
 EQUATION_SHARE = 0.08
+# Of training's questions about the world, and of what it declines.
+QUIZ_SHARE, CODE_SHARE = 0.5, 0.12
 
 # Questions in a form whose answer names the subject (`data_chat.knowledge`), so that no form has two answers.
 NAMES_A_SUBJECT = re.compile("|".join(re.escape(form).replace(r"\{\}", ".+") for form in KNOWLEDGE_QUESTIONS))
@@ -175,6 +178,9 @@ def declined(values: Values) -> Exchange:
     if values.chance(EQUATION_SHARE):
         section = next(section for section in read_sections("limits") if section.name == "teach")
         return Exchange(equation(values), section.thought, section.answer, (section.answer,))
+    if not values.held_out and values.chance(CODE_SHARE):
+        section = next(section for section in read_sections("limits") if section.name == "code")
+        return Exchange(code_request(values), section.thought, section.answer, (section.answer,))
     section = _limit(values)
     question, is_end = draw(values, "limits", section)
     if is_end:
@@ -189,6 +195,8 @@ def world(values: Values) -> Exchange:
     file = "world" if values.chance(0.7) else "statements"
     section = values.pick(read_sections(file))
     question = draw(values, file, section)[0]
+    if not values.held_out and file == "world" and values.chance(QUIZ_SHARE):
+        question = quiz_question(values)
     while not values.held_out and NAMES_A_SUBJECT.fullmatch(question):
         question = draw(values, file, section)[0]
     return Exchange(question, section.thought, section.answer, (section.answer,))

@@ -38,6 +38,8 @@ PROPER_LIST = (
 )
 PROPER = {name.lower(): name for name in PROPER_LIST.split()}
 PROPER_SHARE = 0.55
+# Of training's questions that are written in capital letters alone.
+CAPITALS_SHARE = 0.04
 OPENINGS = ("hey, ", "hi, ", "ok, ", "please ", "now ", "hi! ", "and now ", "thanks! ")
 ENDINGS = ("", "", "", ".", "!", " please", ", please")
 SUBJECTS = {
@@ -78,7 +80,8 @@ def in_their_letters(question: str, keep: frozenset[str] = frozenset()) -> str:
 def asked(values: Values, exchange: Exchange) -> str:
     """Return an exchange's question, styled; only the values that the answer takes from it keep their spelling."""
     said_whole = exchange.carried == (exchange.answer,)
-    return styled(values, exchange.question, () if said_whole else exchange.carried)
+    question = styled(values, exchange.question, () if said_whole else exchange.carried)
+    return question.upper() if said_whole and not values.held_out and values.chance(CAPITALS_SHARE) else question
 
 
 def thinking_at_times(values: Values) -> bool:

@@ -28,7 +28,7 @@ from training.demo_model.data_unseen import declared_tool
 from training.demo_model.data_values import Values
 from training.demo_model.render import Dialogue, Message
 
-_SPOKEN = (foreign, foreign, foreign, world, world, knowledge, knowledge)
+_SPOKEN = (*(foreign,) * 3, *(world,) * 6, *(knowledge,) * 3)
 # What the exchanges of one row are about; a maker that stands twice is drawn twice as often.
 TALK = (*(fact,) * 7, *(small_talk,) * 6, *(declined,) * 5, *_SPOKEN)
 # Tools whose calls are short.

@@ -1,10 +1,10 @@
 """Ask a model folder what other people asked chatbots: openings of public data sets, read from files.
 
-    pip download --no-deps --dest /tmp/openings chatterbot-corpus==1.3.3     # 2,500 openings in its YAML files; unzip it
+    pip install --no-deps --target /tmp/openings chatterbot-corpus==1.3.3
     python -m training.demo_model.openings agent_server/models/demo /tmp/openings/chatterbot_corpus/data/english/*.yml
 
-A file is YAML with `conversations`, or JSON or JSON lines whose objects have one of the names in `FIELDS`. The data sets are
-not part of the repository. Every opening is asked on its own, with the tools of the demonstration agent.
+A file is YAML with `conversations`, or JSON or JSON lines whose objects have one of the names in `FIELDS`. The data
+sets are not part of the repository. Every opening is asked on its own, with the tools of the demonstration agent.
 
 An answer is right, an honest refusal, or wrong. What can be decided by rule is: a refusal is one of the sentences that
 the model is trained to refuse with, and a call is right if the opening asks for what the tool does and every value
@@ -29,8 +29,8 @@ from training.demo_model.data_chat import UNCLEAR_ANSWER
 from training.demo_model.data_messages import SUBJECTS, absence
 from training.demo_model.data_phrases import read_sections
 from training.demo_model.data_tools import PAGE_TOOLSETS, demo_tool
-from training.demo_model.evaluate import Writer, batches_of, parse_calls
 from training.demo_model.evaluate import Row as Prompted
+from training.demo_model.evaluate import Writer, batches_of, parse_calls
 from training.demo_model.render import END, Dialogue
 
 READ = Path(__file__).parent / "openings_read.txt"
@@ -72,7 +72,9 @@ def openings(path: Path) -> Iterator[str]:
     if path.suffix in (".yml", ".yaml"):
         yield from (str(turns[0]) for turns in yaml.safe_load(text)["conversations"] if turns)
         return
-    rows: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+    rows: list[dict[str, Any]] = (
+        [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+    )
     for row in rows:
         said = next((row[name] for name in FIELDS if name in row), None)
         if said is None:
@@ -137,11 +139,21 @@ def ask(writer: Writer, asked: list[str], temperature: float, read: dict[str, st
 def report(answers: list[Answer], temperature: float) -> str:
     """Return the shares, and every answer that is not right and no refusal."""
     shares = Counter(answer.verdict for answer in answers)
-    places = [call for answer in answers if answer.verdict == "wrong" for call in parse_calls(answer.text)]
-    taken = sum(call is not None and call["name"] in ("get_weather", "get_time") for call in places)
-    listed = [f"[{item.verdict} {item.key}] {item.opening!r}\n  {item.text!r}" for item in answers if item.verdict in ("wrong", "unread")]
-    rows = [("right", shares["right"]), ("honest refusal", shares["refusal"]), ("wrong", shares["wrong"] + shares["unread"])]
-    rows += [("of these, not read by a person", shares["unread"]), ("of these, words taken for a place", taken)]
+    called = [parse_calls(answer.text) for answer in answers if answer.verdict == "wrong"]
+    taken = sum(any(call and call["name"] in ("get_weather", "get_time") for call in calls) for calls in called)
+    unasked = sum(bool(calls) for calls in called)
+    listed = [
+        f"[{item.verdict} {item.key}] {item.opening!r}\n  {item.text!r}"
+        for item in answers
+        if item.verdict in ("wrong", "unread")
+    ]
+    rows = [
+        ("right", shares["right"]),
+        ("honest refusal", shares["refusal"]),
+        ("wrong", shares["wrong"] + shares["unread"]),
+    ]
+    rows += [("of these, not read by a person", shares["unread"]), ("of these, a call that nobody asked for", unasked)]
+    rows += [("of these, words taken for a place", taken)]
     table = [f"| temperature {temperature} | of {len(answers)} | share |", "|---|---|---|"]
     table += [f"| {name} | {number} | {100 * number / len(answers):.1f} % |" for name, number in rows]
     return "\n".join([*listed, *table])

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+# bfloat16 where the CPU has instructions for it: elsewhere they are emulated, and a step takes tens of times as long.
+BFLOAT16_CPU = any(torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+COMPUTE_TYPE = torch.bfloat16 if BFLOAT16_CPU else torch.float32
 # The quintic iteration of Muon: its coefficients push every singular value towards one.
 QUINTIC = (3.4445, -4.775, 2.0315)
 ITERATIONS = 5
@@ -20,7 +23,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     linear, cubic, quintic = QUINTIC
     tall = matrices.shape[1] > matrices.shape[2]
     result: Tensor = (matrices.mT if tall else matrices).contiguous()
-    result = (result / (result.norm(dim=(1, 2), keepdim=True) + 1e-7)).bfloat16()
+    result = (result / (result.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(COMPUTE_TYPE)
     for _ in range(ITERATIONS):
         gram = torch.bmm(result, result.mT)
         result = linear * result + torch.bmm(cubic * gram + quintic * torch.bmm(gram, gram), result)

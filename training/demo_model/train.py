@@ -20,7 +20,7 @@ from training.demo_model.data_dialogues import CATEGORY_WEIGHTS, DialogueFactory
 from training.demo_model.grow import grow_from
 from training.demo_model.model import Shape, TinyLlama, random_weights
 from training.demo_model.model_structure import structured_weights
-from training.demo_model.optimizer import build_optimizers, set_rate, state_of
+from training.demo_model.optimizer import BFLOAT16_CPU, COMPUTE_TYPE, build_optimizers, set_rate, state_of
 from training.demo_model.parallel import Workers, run_workers
 from training.demo_model.tokenizer import build
 
@@ -100,7 +100,7 @@ class Trainer:
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean loss over the learned tokens."""
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", COMPUTE_TYPE, enabled=BFLOAT16_CPU):
             hidden = self.run(batch.tokens)[:, :-1]
             logits = self.model.logits(hidden[batch.targets[:, 1:]])
         return F.cross_entropy(logits.float(), batch.tokens[:, 1:][batch.targets[:, 1:]])
@@ -203,7 +203,7 @@ def probe(model: TinyLlama, tokenizer: Tokenizer) -> dict[str, float]:
     for kind in CATEGORY_WEIGHTS:
         factory = DialogueFactory(f"probe-{kind}", held_out=True)
         batch = pad([encode(tokenizer, factory.make(kind)) for _ in range(PROBE_ROWS)])
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", COMPUTE_TYPE, enabled=BFLOAT16_CPU):
             best = model.logits(model(batch.tokens)[:, :-1]).argmax(-1)
         right = (best == batch.tokens[:, 1:]) | ~batch.targets[:, 1:]
         shares[kind] = round(right.all(1).float().mean().item(), 2)
