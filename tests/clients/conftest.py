@@ -28,10 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    agent = (
-        item.callspec.params.get("agent") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
-    )
-    if agent is not None and (report.when == "call" or not report.passed):
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    if isinstance(agent := params.get("agent"), str) and (report.when == "call" or not report.passed):
         reason = report.longrepr if isinstance(report.longrepr, tuple) else report.longreprtext.splitlines()[-1:]
         outcome = "passed" + "".join(f" ({text})" for name, text in item.user_properties if name == "cell")
         outcome = outcome if report.passed else f"{report.outcome}: {str(reason[-1]) if reason else ''}".strip(": ")

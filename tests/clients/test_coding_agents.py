@@ -98,8 +98,8 @@ async def test_a_stream_that_breaks_off_does_not_hang_the_agent(agent: CodingAge
     assert "A whole answer." in said or "error" in said.lower()
 
 
-SUMMARY = "<state_snapshot>The file has lines about colours.</state_snapshot>"
-"""The tags are those that Qwen Code asks for."""
+KNOWN = "The file has lines about colours."
+"""What the summary of the conversation says, in the tags that Qwen Code asks for."""
 ENDS = {"codex": "ran out of room in the model's context window", "qwen": "The prompt is too long"}
 """What agents say that do not know the context and end where it is full. Qwen Code asks for a summary of all first,
 which is too long as well."""
@@ -117,11 +117,11 @@ async def test_a_conversation_outgrows_the_context(agent: CodingAgent, tmp_path:
 
     def decide(prompt: str) -> Script | None:
         nonlocal longest
-        if "summar" in prompt.rpartition("<|im_start|>user")[2].lower():
-            return Script(text=SUMMARY)
         longest = max(longest, len(prompt))
-        was_compacted = SUMMARY in prompt or ("<tools>" in prompt and len(prompt) < 0.6 * longest)
-        return Script(text="All done.") if was_compacted else None
+        if KNOWN in prompt or ("<tools>" in prompt and len(prompt) < 0.6 * longest):
+            return Script(text="All done.")
+        is_asked = "summar" in prompt.rpartition("<|im_start|>user")[2].lower()
+        return Script(text=f"<state_snapshot>{KNOWN}</state_snapshot>") if is_asked else None
 
     async with connected(agent, tmp_path, model, knows=knows, whole=False) as (session, running, tap):
         model.decide = decide
