@@ -143,10 +143,20 @@ def _matches(path: str, patterns: tuple[str, ...]) -> bool:
 
 def search(words: str, limit: int = 12) -> list[FoundModel]:
     """Search for models that generate text, those with the most downloads first. Raises PullError."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import ModelInfo, constants
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
-    try:
-        results = list(HfApi().list_models(search=words, pipeline_tag="text-generation", sort="downloads", limit=limit))
+    asked: dict[str, str | int] = {
+        "search": words,
+        "pipeline_tag": "text-generation",
+        "sort": "downloads",
+        "limit": limit,
+    }
+    try:  # once: `HfApi.list_models` tries six times, and a person without a network would wait half a minute
+        address = f"{constants.ENDPOINT}/api/models"
+        answer = get_session().get(address, params=asked, headers=build_hf_headers(), timeout=SECONDS)
+        hf_raise_for_status(answer)
+        results = [ModelInfo(**{"siblings": None, **each}) for each in answer.json()]
     except Exception as error:
         raise PullError(_unreachable(error)) from error
     return [

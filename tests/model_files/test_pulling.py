@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,6 +117,25 @@ def test_the_disk_is_bounded(hub: Hub):
 
 def test_a_search_finds_models_by_their_names(hub: Hub):
     assert [(each.name, each.licence) for each in search("GGUF")] == [(GGUFS, "apache-2.0")]
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        asked = []
+
+        def hang_up():
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:  # the listener is closed
+                    return
+                asked.append(connection.close())
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        with pytest.raises(PullError, match="does not answer"):
+            search("qwen")
+        assert len(asked) == 1
 
 
 def test_the_list_has_first_what_fits():
