@@ -58,8 +58,8 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
         A web search is returned as a call with its result, which the search's own item does not have.
         """
         output: list[dict[str, Any]] = self.response["output"]
-        item = next((each for each in (*output, *self.items) if each.get("id") == item_id), None)
-        if item not in output or item["type"] != "web_search_call":
+        item: dict[str, Any] | None = next((each for each in (*output, *self.items) if each.get("id") == item_id), None)
+        if item is None or item not in output or item["type"] != "web_search_call":
             return item
         calls = [call for message in self.messages for call in message.get("toolCalls") or ()]
         results = {message["toolCallId"]: message["content"] for message in self.messages if message["role"] == "tool"}

@@ -156,7 +156,7 @@ def search(words: str, limit: int = 12) -> list[FoundModel]:
         address = f"{constants.ENDPOINT}/api/models"
         answer = get_session().get(address, params=asked, headers=build_hf_headers(), timeout=SECONDS)
         hf_raise_for_status(answer)
-        results = [ModelInfo(**{"siblings": None, **each}) for each in answer.json()]
+        results = [ModelInfo(**{"siblings": None, **each}) for each in answer.json()]  # type: ignore[no-untyped-call]
     except Exception as error:
         raise PullError(_unreachable(error)) from error
     return [
