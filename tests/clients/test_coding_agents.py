@@ -45,7 +45,7 @@ async def test_a_task_is_done_and_the_session_goes_on(agent: CodingAgent, tmp_pa
 async def test_an_agent_that_is_stopped_leaves_no_run(agent: CodingAgent, tmp_path: Path) -> None:
     model = Model([Script(text="word " * 20_000, delay=0.01)])
     async with connected(agent, tmp_path, model) as (session, running, _):
-        process = await session.start("Count.")
+        process = await session.start("Count to a million.")
         async with asyncio.timeout(60):
             while not model.requests:
                 await asyncio.sleep(0.05)
@@ -86,7 +86,7 @@ async def test_an_overloaded_server_is_asked_again(agent: CodingAgent, tmp_path:
     busy = Script(text="x", fault=Fault(action="error", kind="rate_limited", message="Busy.", retryable=True))
     model = Model([busy, Script(text="Here I am.")])
     async with connected(agent, tmp_path, model) as (session, _, _):
-        assert "Here I am." in await session.run("Hello?")
+        assert "Here I am." in await session.run("Hello, are you there?")
 
 
 @pytest.mark.cell("dropped stream")
@@ -94,8 +94,9 @@ async def test_a_stream_that_breaks_off_does_not_hang_the_agent(agent: CodingAge
     broken = Script(text="Half an answer", fault=Fault(action="crash", after=2))
     model = Model([broken, Script(text="A whole answer.")])
     async with connected(agent, tmp_path, model) as (session, _, _):
-        said = await session.run("Hello?")
-    assert "A whole answer." in said or "error" in said.lower()
+        said = await session.run("Hello, are you there?")
+    assert model.requests
+    assert any(end in said.lower() for end in ("a whole answer.", "error", "failed to complete"))
 
 
 KNOWN = "The file has lines about colours."
