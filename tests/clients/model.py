@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agent_server.cli.connect import Target
 from agent_server.engine_protocol.protocol import GenerationRequest
 from agent_server.engines.scripted import Script, ScriptedEngine
+from agent_server.http.app import build_app
 from tests import server
 from tests.clients.agents import Call, CodingAgent, Session
 from tests.server import Running, scripted, serving
@@ -140,11 +141,11 @@ async def connected(
 ) -> AsyncIterator[tuple[Session, Running, Tap]]:
     """A session with a server. knows: the agent is told the model's context. whole: prompts have all that the agent
     sends, not the little that the demonstration's template leaves of it."""
-    tap, build = model.tap, server.build_app
+    tap = model.tap
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "build_app", lambda of: tap.around(build(of)))
-        template = {"chat_template": TEMPLATE} if whole else {}
-        async with serving(model.engine, max_context=model.context, **template) as running:
+        patch.setattr(server, "build_app", lambda of: tap.around(build_app(of)))
+        template = TEMPLATE if whole else None
+        async with serving(model.engine, max_context=model.context, chat_template=template) as running:
             model.read = running.server.model.prompts.detokenize
             name, context = running.server.model.name, model.context if knows else None
             session = Session(agent, folder, Target(running.url, name, "", context, model.sees), paint=paint)
