@@ -7,6 +7,7 @@ test-clients`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -15,6 +16,8 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from agent_server.cli.connect import CLIENTS, Target
 
@@ -251,6 +254,13 @@ class Session:
                 f"{self.agent.name} did not end: {(await process.stdout.read()).decode()[-2000:]}"
             ) from None
         return output.decode()
+
+    def close(self) -> None:
+        """End what the agent has left running, such as Cline's hub."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("HOME") == str(self.home):
+                    process.kill()
 
     async def interrupt(self, process: asyncio.subprocess.Process) -> None:
         """Press Ctrl-C, and wait until the program has ended."""

@@ -150,4 +150,5 @@ async def connected(
             name, context = running.server.model.name, model.context if knows else None
             session = Session(agent, folder, Target(running.url, name, "", context, model.sees), paint=paint)
             (session.project / "colours.txt").write_text("colour = red\n", "utf-8")
-            yield session, running, tap
+            with contextlib.closing(session):
+                yield session, running, tap

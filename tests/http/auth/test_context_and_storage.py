@@ -28,7 +28,7 @@ async def test_a_prompt_and_its_answer_stay_within_the_context_of_their_key(tmp_
         assert whole["usage"]["total_tokens"] == 80 and whole["choices"][0]["finish_reason"] == "length"
         refused = await ask("small", messages=LONG)
         assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
-        assert "this key's limit on prompt and answer together is 80" in refused.text
+        assert "> 80 maximum, this key's limit on prompt and answer together." in refused.text
         assert (await ask("small", max_tokens=80)).json()["usage"]["total_tokens"] == 80
         messages = await ask("small", path="/v1/messages", messages=LONG, model="default")
         assert messages.status_code == 400 and "this key's limit" in messages.text

@@ -300,9 +300,11 @@ def test_the_generation_prompt_is_found_in_one_rendering(name: str):
     template = ChatTemplate(source_of(name), {"bos_token": "<bos>", "eos_token": "</s>"})
     if not template.prompts_last:
         return
+    declared = [{"role": "functions", "content": "[]"}] if name == "role_of_functions" else []
     for messages in (
-        [{"role": "user", "content": "Hi"}],
+        [*declared, {"role": "user", "content": "Hi"}],
         [
+            *declared,
             {"role": "user", "content": "Hi"},
             {"role": "assistant", "content": "Hello"},
             {"role": "user", "content": "?"},
