@@ -67,7 +67,7 @@ test-python: setup check ## the Python tests alone, for machines without Debian'
 	$(PY) -m pytest
 
 FAST_ENV ?= .fast
-FAST_TOOLS := anthropic httpx hypothesis inline-snapshot openai packaging pytest pytest-asyncio pytest-timeout pytest-xdist pyyaml
+FAST_TOOLS := anthropic httpx hypothesis inline-snapshot langchain-core openai packaging pytest pytest-asyncio pytest-timeout pytest-xdist pyyaml
 FAST_TESTS := $(addprefix tests/,architecture formats parsing events adapters test_public_api.py test_settings.py test_documents.py)
 
 test-fast: ## what needs neither torch nor a model: formats, parsing, events, wires, settings, in an environment of its own (FAST_ENV=)
@@ -76,6 +76,12 @@ test-fast: ## what needs neither torch nor a model: formats, parsing, events, wi
 	$(FAST_ENV)/bin/python -m pytest -n auto --maxprocesses 4 $(FAST_TESTS)
 
 .PHONY: test-fast
+
+coverage: setup ## the lines of the product that the Python tests run, without what needs a GPU; takes twice as long as the tests
+	$(BIN)/coverage erase
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report --skip-covered --sort=cover
 
 test-long: setup ## the long property and fuzz runs (SPLITS=, CASES= to change)
 	HYPOTHESIS_PROFILE=default $(PY) -m pytest -m "slow or not slow" tests/properties tests/generation/test_scheduler.py

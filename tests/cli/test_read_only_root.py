@@ -61,6 +61,7 @@ def confined(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
     for folder in (home / ".cache", home / ".local" / "share" / "agent-server", temporary):
         folder.mkdir(parents=True)
     environment = {**os.environ, "HOME": str(home), "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("COVERAGE_PROCESS_CONFIG", None)  # it writes beside the sources, which it cannot here
     return [*NAMESPACE, "bash", "-c", CONFINED, "bash", str(ROOT), sys.executable, "-c"], environment
 
 
