@@ -1,4 +1,4 @@
-"""Matrices of GGUF files that are computed with in the file's own blocks: the same numbers, by torch's four-bit product."""
+"""Matrices of GGUF files that are computed with in the file's own blocks, by ggml."""
 
 import gguf
 import numpy as np
@@ -10,7 +10,8 @@ from torch.nn.functional import linear as product
 
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation.loading import gguf_weights, weights
-from agent_server.generation.loading.gguf_blocks import FORMATS, WIDE, BlockEmbedding, BlockLinear, numbers
+from agent_server.generation.loading.ggml import FORMATS, BlockMatrix, ggml
+from agent_server.generation.loading.gguf_blocks import BlockEmbedding, BlockLinear
 from agent_server.generation.loading.linear_layers import parameter_count
 from agent_server.generation.loading.loader import load
 from agent_server.generation.scheduling.messages import EngineConfig
@@ -18,61 +19,48 @@ from agent_server.model_files.gguf_files import read_gguf
 from tests.generation.harness import Driver, prompts
 from tests.generation.tiny_gguf import write_gguf
 
-HALVES = {
-    "Q4_1": (0, 2),
-    "Q5_1": (0, 2),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q6_K": (208,),
-}
-"""Where a block has its scales in float16; at its beginning where nothing else is said."""
 WIDE_SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+KINDS = sorted(FORMATS)
 
 
-def random_rows(kind, rows=80, columns=512):
-    """Any bytes are a block; with scales of a usual size. 80 rows: no multiple of a kernel's block."""
-    size = FORMATS[kind][0]
-    blocks = np.random.default_rng(1).integers(
-        0, 256, (rows, columns // gguf.GGML_QUANT_SIZES[Kind[kind]][0], size), np.uint8
+def matrix(kind, rows=80, columns=512):
+    """A matrix of random blocks whose values have a usual size, and its values as the package gguf computes them."""
+    block, size = gguf.GGML_QUANT_SIZES[Kind[kind]]
+    data = np.random.default_rng(1).integers(0, 256, (20_000, size), np.uint8)
+    with np.errstate(all="ignore"):
+        largest = np.abs(gguf.dequantize(data, Kind[kind])).max(1)
+    usual = data[(largest > 0.5) & (largest < 2)][: rows * columns // block]  # a random scale may be no finite number
+    data = np.resize(usual, (rows, columns // block * size))
+    return BlockMatrix(ggml(), torch.from_numpy(data), kind, columns), torch.from_numpy(
+        gguf.dequantize(data, Kind[kind])
     )
-    for start in HALVES.get(kind, (0,)):
-        blocks[..., start : start + 2] = (
-            np.full(blocks.shape[:2], 3e-3, np.float16).view(np.uint8).reshape(*blocks.shape[:2], 2)
-        )
-    rows = torch.from_numpy(blocks.reshape(rows, -1))
-    return rows, torch.from_numpy(gguf.dequantize(rows.numpy(), Kind[kind]))
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_numbers_and_scales_are_exactly_the_files(kind):
-    rows, values = random_rows(kind)
-    assert torch.equal(numbers(rows, kind).values(), values)
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_are_exactly_the_files(kind):
+    made, values = matrix(kind)
+    torch.testing.assert_close(made.values(), values, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("tokens", [1, WIDE])
-@pytest.mark.parametrize("kind", FORMATS)
-def test_a_layer_multiplies_with_the_numbers_of_the_file(kind, tokens):
-    """Scales are rounded to bfloat16 and so are a few rows of inputs; the numbers are not rounded: four bits for eight
-    would be off by a tenth."""
-    rows, values = random_rows(kind)
+@pytest.mark.parametrize("tokens", [1, 4, 100])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_multiplies_with_the_values_of_the_file(kind, tokens):
+    """Inputs are rounded to eight bits."""
+    made, values = matrix(kind)
     whole = nn.Linear(512, 80)
-    made = BlockLinear(whole, rows, kind)
+    layer = BlockLinear(whole, made)
     inputs = torch.randn(tokens, 512, generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
-        wanted, found = product(inputs, values, whole.bias), made(inputs)
+        wanted, found = product(inputs, values, whole.bias), layer(inputs)
     assert found.shape == wanted.shape and found.dtype == torch.float32
-    assert float((found - wanted).norm() / wanted.norm()) < 0.005
-    torch.testing.assert_close(made.weight, values, rtol=0.02, atol=0.02 * float(values.abs().max()))
+    assert float((found - wanted).norm() / wanted.norm()) < 0.01
+    torch.testing.assert_close(layer.weight, values, rtol=1e-6, atol=0)
 
 
 def test_an_embedding_unpacks_the_rows_that_are_asked_for():
-    rows, values = random_rows("Q6_K")
+    made, values = matrix("Q6_K")
     ids = torch.tensor([[3, 79], [3, 0]])
-    assert torch.equal(
-        BlockEmbedding(nn.Embedding(80, 512, padding_idx=79), rows, "Q6_K", torch.float32)(ids), values[ids]
-    )
+    assert torch.equal(BlockEmbedding(nn.Embedding(80, 512, padding_idx=79), made, torch.float32)(ids), values[ids])
 
 
 def loaded(path, **settings):
@@ -110,8 +98,8 @@ def test_weights_of_another_kind_are_made_where_they_are_asked_for(settings, tmp
     assert not blocks_of(loaded(path, **settings))
 
 
-def test_a_device_without_the_product_unpacks_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(gguf_weights, "rows_of_kernel", lambda: 0)
+def test_a_machine_without_ggml_unpacks_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf_weights, "ggml", lambda: None)
     path = tmp_path / "tiny.gguf"
     write_gguf(path, "qwen3", Kind.Q8_0, hidden_size=64)
     assert not blocks_of(loaded(path))

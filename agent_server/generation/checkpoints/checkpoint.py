@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import itertools
 import json
 import logging
 from collections.abc import Collection, Iterator, Mapping
@@ -149,18 +148,17 @@ def check_loaded(source: str, model: PreTrainedModel, loading_info: Mapping[str,
     unknown = sorted(loading_info["unexpected_keys"])
     if unknown:
         logger.info("%s has %s that %s does not use.", source, _counted(unknown), type(model).__name__)
-    scales = (  # of GGUF's blocks
-        (name.removesuffix("scales") + "weight", each)
-        for name, each in model.named_buffers()
-        if name.endswith(".scales")
-    )
-    for name, parameter in itertools.chain(model.named_parameters(), scales):
+    not_finite = list(loading_info.get("not_finite_keys", ()))
+    for name, parameter in model.named_parameters():
         if parameter.dtype not in COMPUTED or not parameter.numel() or parameter.is_meta:
             continue
         if type(parameter.data) is not Tensor:  # torchao's tensors, which support few operations
             continue
         if not is_finite(parameter):
-            raise _unusable(source, name, f"has values in the tensor {name} that are not finite numbers")
+            not_finite.append(name)
+    if not_finite:
+        name = not_finite[0]
+        raise _unusable(source, name, f"has values in the tensor {name} that are not finite numbers")
 
 
 def is_finite(parameter: Tensor) -> bool:

@@ -25,14 +25,8 @@ from transformers.initialization import no_init_weights
 
 from agent_server.generation.checkpoints.gguf_families import tensor_processor
 from agent_server.generation.checkpoints.gguf_model import alone, tensors
-from agent_server.generation.loading.gguf_blocks import (
-    FORMATS,
-    GROUP,
-    BlockEmbedding,
-    BlockLinear,
-    numbers,
-    rows_of_kernel,
-)
+from agent_server.generation.loading.ggml import FORMATS, BlockMatrix, ggml
+from agent_server.generation.loading.gguf_blocks import BlockEmbedding, BlockLinear
 from agent_server.model_files.gguf_files import GgufFile
 from agent_server.model_files.gguf_header import TensorPlace
 
@@ -54,14 +48,14 @@ SAMPLING = {
 }
 Loading = Mapping[str, list[Any]]
 """Like transformers' loading information: `missing_keys`, `unexpected_keys`, and `mismatched_keys` as (name, the file's
-shape, the model's shape)."""
+shape, the model's shape); also `not_finite_keys`."""
 
 
 def keeps_blocks(file: GgufFile, device: torch.device) -> bool:
-    """Return whether torch can multiply the file's matrices in their blocks."""
-    formats = {place.kind for place in file.tensors.values() if len(place.shape) == 2}
+    """Return whether the file's matrices can be multiplied in their blocks."""
     possible = device.type == "cpu" and file.architecture not in WHOLE_ALONE
-    return possible and not formats.isdisjoint(FORMATS) and bool(rows_of_kernel())
+    formats = {place.kind for place in file.tensors.values() if len(place.shape) == 2}
+    return possible and not formats.isdisjoint(FORMATS) and ggml() is not None
 
 
 def load_gguf(
@@ -127,6 +121,7 @@ class _Loader:
         self.embedding, self.head = model.get_input_embeddings(), model.get_output_embeddings()
         self.tied = self.head is not None and model.config.get_text_config().tie_word_embeddings
         self.mismatched: list[tuple[str, Any, Any]] = []
+        self.not_finite: list[str] = []
         self.block_weights: Counter[str] = Counter()
         """The number of weights that stay in blocks, by format."""
 
@@ -139,7 +134,8 @@ class _Loader:
             mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         for name, place in watched(list(self.file.tensors.items())):
             raw = torch.frombuffer(mapped, dtype=torch.uint8, count=place.size, offset=place.start)
-            if not self._put_blocks(name, place, raw):
+            kept = self._put_blocks(name, place, raw)
+            if not kept:
                 result = self.processor.process(
                     weights=_unpack(raw, place), name=name, tensor_key_mapping=self.names, parsed_parameters=gathered
                 )
@@ -152,8 +148,7 @@ class _Loader:
                     self._put(own, torch.from_numpy(np.ascontiguousarray(result.weights)))
                 elif result.name is not None and name != SCALED_FREQUENCIES:
                     unexpected.append(name)
-            # Release the memory of the tensor's pages; they are read again on access.
-            if hasattr(mapped, "madvise"):
+            if not kept and hasattr(mapped, "madvise"):  # the pages are not read again
                 start = -(-place.start // mmap.PAGESIZE) * mmap.PAGESIZE
                 size = (place.start + place.size - start) // mmap.PAGESIZE * mmap.PAGESIZE
                 if size > 0:
@@ -168,29 +163,34 @@ class _Loader:
             logger.info("%s: weights keep their blocks in %s; the rest is %s.", self.file.path.name, formats, rest)
         refused = {name for name, _, _ in self.mismatched}
         missing = [name for name, each in self.model.named_parameters() if each.is_meta and name not in refused]
-        return {"missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": self.mismatched}
+        return {
+            "missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": self.mismatched,
+            "not_finite_keys": self.not_finite,
+        }  # fmt: skip
 
     def _put_blocks(self, name: str, place: TensorPlace, raw: Tensor) -> bool:
         """Install a matrix in the file's blocks, if its layer supports that."""
-        own = self.names.get(name, "")
-        if not (self.blocks and place.kind in FORMATS and own.endswith(".weight")):
+        own, library = self.names.get(name, ""), ggml()
+        if not self.blocks or library is None or place.kind not in FORMATS or not own.endswith(".weight"):
             return False
         module = self.model.get_submodule(own.removesuffix(".weight"))
         order = self._order(name, place.shape[0])
-        if order is None or tuple(module.weight.shape) != place.shape or place.shape[1] % GROUP:
+        if order is None or tuple(module.weight.shape) != place.shape:
             return False
         rows = raw.view(place.shape[0], -1)
-        if module is self.embedding and isinstance(module, nn.Embedding) and order == slice(None):
-            self._replace(module, BlockEmbedding(module, rows, place.kind, self.dtype))
-            if self.tied:
-                self._replace(self.head, BlockLinear(self.head, rows, place.kind))
-        elif type(module) is nn.Linear:
-            self._replace(module, BlockLinear(module, rows[order], place.kind))
-        else:
+        looked_up = module is self.embedding and isinstance(module, nn.Embedding) and order == slice(None)
+        if not looked_up and type(module) is not nn.Linear:
             return False
-        self.block_weights[place.kind] += (
-            module.weight.numel() if module is not self.embedding else rows.shape[0] * place.shape[1]
-        )
+        matrix = BlockMatrix(library, rows[order], place.kind, place.shape[1])
+        if not matrix.multiply(torch.ones(1, place.shape[1])).isfinite().all():
+            self.not_finite.append(own)
+        if not looked_up:
+            self._replace(module, BlockLinear(module, matrix))
+        else:
+            self._replace(module, BlockEmbedding(module, matrix, self.dtype))
+            if self.tied:
+                self._replace(self.head, BlockLinear(self.head, matrix))
+        self.block_weights[place.kind] += place.shape[0] * place.shape[1]
         return True
 
     def _order(self, name: str, rows: int) -> Tensor | slice | None:
@@ -230,8 +230,9 @@ def _unpack(raw: Tensor, place: TensorPlace) -> np.ndarray[Any, Any]:
     """Return a tensor's values in float32."""
     if place.kind in PLAIN:
         values = raw.view(PLAIN[place.kind]).float()
-    elif place.kind in FORMATS:
-        values = numbers(raw.view(-1, len(raw) * place.shape[-1] // math.prod(place.shape)), place.kind).values()
+    elif place.kind in FORMATS and (library := ggml()) is not None:
+        rows = raw.view(-1, len(raw) * place.shape[-1] // math.prod(place.shape))
+        values = BlockMatrix(library, rows, place.kind, place.shape[-1]).values()
     else:
         return gguf.dequantize(raw.numpy(), gguf.GGMLQuantizationType[place.kind]).reshape(place.shape)
     return values.view(place.shape).numpy()
