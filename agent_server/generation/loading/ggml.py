@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import itertools
 import logging
 import threading
 import weakref
@@ -82,6 +83,16 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
     "ggml_backend_cpu_buffer_from_ptr": (_Pointer, _Pointer, ctypes.c_size_t),
     "ggml_backend_tensor_alloc": (ctypes.c_int, _Pointer, _Pointer, _Pointer),
     "ggml_backend_graph_compute": (ctypes.c_int, _Pointer, _Pointer),
+    "ggml_backend_get_device": (_Pointer, _Pointer),
+    "ggml_backend_dev_backend_reg": (_Pointer, _Pointer),
+    "ggml_backend_dev_supports_op": (ctypes.c_bool, _Pointer, _Pointer),
+    "ggml_backend_reg_get_proc_address": (_Pointer, _Pointer, ctypes.c_char_p),
+    "ggml_backend_buft_name": (ctypes.c_char_p, _Pointer),
+    "ggml_backend_buft_get_alloc_size": (ctypes.c_size_t, _Pointer, _Pointer),
+    "ggml_backend_buft_alloc_buffer": (_Pointer, _Pointer, ctypes.c_size_t),
+    "ggml_backend_buffer_get_base": (_Pointer, _Pointer),
+    "ggml_backend_buffer_free": (None, _Pointer),
+    "ggml_backend_tensor_set": (None, _Pointer, _Pointer, ctypes.c_size_t, ctypes.c_size_t),
 }
 """Each function's result and parameters."""
 
@@ -116,11 +127,43 @@ class Ggml:
         self._backend = library.ggml_backend_cpu_init()
         self._memory = library.ggml_backend_cpu_buffer_from_ptr(_ALIGNMENT, _ADDRESSES)
         self._context = library.ggml_init(_InitParams(_TENSORS_BYTES, None, True))
+        self._device = library.ggml_backend_get_device(self._backend)
+        self._interleaved = self._interleaved_memory()
+
+    def _interleaved_memory(self) -> int | None:
+        """Return the kind of memory in which ggml keeps matrices with the blocks of several rows side by side."""
+        registry = self.functions.ggml_backend_dev_backend_reg(self._device)
+        address = self.functions.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
+        if not address:
+            return None
+        kinds = ctypes.CFUNCTYPE(ctypes.POINTER(_Pointer), _Pointer)(address)(self._device)
+        listed = itertools.takewhile(bool, (kinds[number] for number in itertools.count()))
+        return next((kind for kind in listed if self.functions.ggml_backend_buft_name(kind) == b"CPU_REPACK"), None)
 
     def place(self, tensor: int, data: Tensor) -> int:
         """Give a tensor of ggml the memory of a tensor of torch, which must outlive it."""
         self.functions.ggml_backend_tensor_alloc(self._memory, tensor, data.data_ptr())
         return tensor
+
+    def interleave(self, tensor: int, data: Tensor, columns: int) -> int | None:
+        """Copy a matrix to memory in which products of several rows are faster, for the caller to free. Return None,
+        with the tensor unusable, if ggml has no such product for its format and size here."""
+        if self._interleaved is None:
+            return None
+        functions = self.functions
+        size = functions.ggml_backend_buft_get_alloc_size(self._interleaved, tensor)
+        memory = functions.ggml_backend_buft_alloc_buffer(self._interleaved, size)
+        functions.ggml_backend_tensor_alloc(memory, tensor, functions.ggml_backend_buffer_get_base(memory))
+        with self._lock:
+            functions.ggml_reset(self._context)
+            rows = functions.ggml_new_tensor_2d(self._context, _FLOAT32, columns, 1)
+            product = functions.ggml_mul_mat(self._context, tensor, rows)
+            supported = functions.ggml_backend_dev_supports_op(self._device, product)
+        if not supported:
+            functions.ggml_backend_buffer_free(memory)
+            return None
+        functions.ggml_backend_tensor_set(tensor, data.data_ptr(), 0, data.numel())
+        return int(memory)
 
     def multiply(self, matrix: int, inputs: Tensor, outputs: Tensor) -> None:
         """inputs: `[rows, in]`, outputs: `[rows, out]`, both contiguous float32."""
@@ -148,25 +191,36 @@ class Ggml:
 
 
 class BlockMatrix:
-    """A matrix in the blocks of a GGUF file. rows: the file's bytes, `[out, bytes]`, which are not copied."""
+    """A matrix in the blocks of a GGUF file. rows: the file's bytes, `[out, bytes]`, which it keeps.
 
-    def __init__(self, library: Ggml, rows: Tensor, kind: str, columns: int) -> None:
-        self.kind, self.shape = kind, (len(rows), columns)
+    copied: whether products use a copy in another order, so that the file's bytes are only read by `values`.
+    """
+
+    def __init__(self, library: Ggml, rows: Tensor, kind: str, columns: int, *, multiplied: bool = True) -> None:
+        self.shape = (len(rows), columns)
         self._library, self._rows = library, rows.contiguous()
         functions, number = library.functions, gguf.GGMLQuantizationType[kind].value
         if rows.shape[1] != functions.ggml_row_size(number, columns):
             raise ValueError(f"A row of {columns} numbers in {kind} has {rows.shape[1]} bytes.")
-        size = functions.ggml_tensor_overhead() + _ALIGNMENT
+        size = 2 * functions.ggml_tensor_overhead() + _ALIGNMENT
         context = functions.ggml_init(_InitParams(size, None, True))
         weakref.finalize(self, functions.ggml_free, context)
-        self._tensor = library.place(functions.ggml_new_tensor_2d(context, number, columns, len(rows)), self._rows)
+        self._tensor = functions.ggml_new_tensor_2d(context, number, columns, len(rows))
+        library.place(self._tensor, self._rows)
+        self._factor = functions.ggml_new_tensor_2d(context, number, columns, len(rows))
+        memory = library.interleave(self._factor, self._rows, columns) if multiplied else None
+        self.copied = memory is not None
+        if self.copied:
+            weakref.finalize(self, functions.ggml_backend_buffer_free, memory)
+        else:
+            self._factor = self._tensor
 
     def multiply(self, inputs: Tensor) -> Tensor:
         """`[rows, in]` → `[rows, out]`, in float32."""
         inputs = inputs.float().contiguous()
         outputs = inputs.new_empty(len(inputs), self.shape[0])
         if len(inputs):
-            self._library.multiply(self._tensor, inputs, outputs)
+            self._library.multiply(self._factor, inputs, outputs)
         return outputs
 
     def values(self, ids: Tensor | None = None) -> Tensor:

@@ -134,8 +134,8 @@ class _Loader:
             mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         for name, place in watched(list(self.file.tensors.items())):
             raw = torch.frombuffer(mapped, dtype=torch.uint8, count=place.size, offset=place.start)
-            kept = self._put_blocks(name, place, raw)
-            if not kept:
+            matrix = self._put_blocks(name, place, raw)
+            if matrix is None:
                 result = self.processor.process(
                     weights=_unpack(raw, place), name=name, tensor_key_mapping=self.names, parsed_parameters=gathered
                 )
@@ -148,7 +148,7 @@ class _Loader:
                     self._put(own, torch.from_numpy(np.ascontiguousarray(result.weights)))
                 elif result.name is not None and name != SCALED_FREQUENCIES:
                     unexpected.append(name)
-            if not kept and hasattr(mapped, "madvise"):  # the pages are not read again
+            if (matrix is None or matrix.copied) and hasattr(mapped, "madvise"):  # the pages are not needed again
                 start = -(-place.start // mmap.PAGESIZE) * mmap.PAGESIZE
                 size = (place.start + place.size - start) // mmap.PAGESIZE * mmap.PAGESIZE
                 if size > 0:
@@ -168,19 +168,19 @@ class _Loader:
             "not_finite_keys": self.not_finite,
         }  # fmt: skip
 
-    def _put_blocks(self, name: str, place: TensorPlace, raw: Tensor) -> bool:
-        """Install a matrix in the file's blocks, if its layer supports that."""
+    def _put_blocks(self, name: str, place: TensorPlace, raw: Tensor) -> BlockMatrix | None:
+        """Install a matrix in the file's blocks and return it, if its layer supports that."""
         own, library = self.names.get(name, ""), ggml()
         if not self.blocks or library is None or place.kind not in FORMATS or not own.endswith(".weight"):
-            return False
+            return None
         module = self.model.get_submodule(own.removesuffix(".weight"))
         order = self._order(name, place.shape[0])
         if order is None or tuple(module.weight.shape) != place.shape:
-            return False
+            return None
         rows = raw.view(place.shape[0], -1)
         looked_up = module is self.embedding and isinstance(module, nn.Embedding) and order == slice(None)
         if not looked_up and type(module) is not nn.Linear:
-            return False
+            return None
         matrix = BlockMatrix(library, rows[order], place.kind, place.shape[1])
         if not matrix.multiply(torch.ones(1, place.shape[1])).isfinite().all():
             self.not_finite.append(own)
@@ -191,7 +191,7 @@ class _Loader:
             if self.tied:
                 self._replace(self.head, BlockLinear(self.head, matrix))
         self.block_weights[place.kind] += place.shape[0] * place.shape[1]
-        return True
+        return matrix
 
     def _order(self, name: str, rows: int) -> Tensor | slice | None:
         """Return the order in which the processor arranges a matrix's rows; None if it changes the matrix otherwise."""
@@ -232,7 +232,7 @@ def _unpack(raw: Tensor, place: TensorPlace) -> np.ndarray[Any, Any]:
         values = raw.view(PLAIN[place.kind]).float()
     elif place.kind in FORMATS and (library := ggml()) is not None:
         rows = raw.view(-1, len(raw) * place.shape[-1] // math.prod(place.shape))
-        values = BlockMatrix(library, rows, place.kind, place.shape[-1]).values()
+        values = BlockMatrix(library, rows, place.kind, place.shape[-1], multiplied=False).values()
     else:
         return gguf.dequantize(raw.numpy(), gguf.GGMLQuantizationType[place.kind]).reshape(place.shape)
     return values.view(place.shape).numpy()
