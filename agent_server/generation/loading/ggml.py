@@ -57,13 +57,8 @@ class _InitParams(ctypes.Structure):
 
 
 _LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, _Pointer)
-
-
-@_LogCallback
-def _log(level: int, text: bytes, data: object) -> None:
-    logger.debug("ggml: %s", text.decode(errors="replace").strip())
-
-
+_log = _LogCallback(lambda level, text, data: logger.debug("ggml: %s", text.decode(errors="replace").strip()))
+"""ggml writes to the standard error stream otherwise."""
 _SIGNATURES: dict[str, tuple[object, ...]] = {
     "ggml_init": (_Pointer, _InitParams),
     "ggml_free": (None, _Pointer),
