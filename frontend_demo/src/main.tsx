@@ -1,4 +1,4 @@
-import { flushSync } from "react-dom";
+import { startTransition } from "react";
 import { createRoot } from "react-dom/client";
 import { App } from "./app";
 import { keepEarlyWords } from "./chat/early";
@@ -10,4 +10,4 @@ import "./styles/panel.css";
 
 keepEarlyWords();
 const root = createRoot(document.getElementById("root") as HTMLElement);
-flushSync(() => root.render(<App />)); // at once, so that no key is pressed in between
+startTransition(() => root.render(<App />)); // in short tasks: the page's own text area takes keys meanwhile

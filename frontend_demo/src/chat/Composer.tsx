@@ -1,7 +1,7 @@
 /** Where a person writes. Enter sends, Shift+Enter breaks the line, Escape stops. */
 
 import type { InputContent, Message } from "@ag-ui/client";
-import { useEffect, useRef, useState, type ClipboardEvent, type KeyboardEvent, type MouseEvent, type RefObject } from "react";
+import { useEffect, useLayoutEffect, useRef, useState, type ClipboardEvent, type KeyboardEvent, type MouseEvent, type RefObject } from "react";
 import { Attached } from "./Attached";
 import { attach, attachmentsOf, takenInWords, type Attachment, type Takes } from "./attachments";
 import { takeEarlyWords } from "./early";
@@ -43,7 +43,7 @@ const MAX_HEIGHT = 190;
 const SECOND_CLICK_MS = 400;
 
 export function Composer({ threadId, running, failed, disabled, draft, takes, heldBytes, onSend, onPrompt, onNew, onStop }: Props) {
-  const [text, setText] = useState(takeEarlyWords);
+  const [text, setText] = useState("");
   const [pasted, setPasted] = useState<readonly string[]>([]);
   const [files, setFiles] = useState<readonly Attachment[]>([]);
   const [refused, setRefused] = useState<Refusal | null>(null);
@@ -53,11 +53,11 @@ export function Composer({ threadId, running, failed, disabled, draft, takes, he
   const box = useRef<HTMLTextAreaElement>(null);
   const sentAt = useRef(-Infinity);
 
-  useEffect(() => {
-    if (!text) return;
-    // words from before the script came: the caret stays behind them
+  useLayoutEffect(() => {
+    const words = takeEarlyWords();
+    if (!words) return;
+    setText(words); // the caret goes behind them
     box.current?.focus();
-    box.current?.setSelectionRange(text.length, text.length);
   }, []);
   useEffect(() => {
     if (!draft) return;
@@ -67,8 +67,8 @@ export function Composer({ threadId, running, failed, disabled, draft, takes, he
   useEffect(() => {
     const area = box.current;
     if (!area) return;
-    area.style.height = "auto";
-    area.style.height = `${Math.min(area.scrollHeight, MAX_HEIGHT)}px`;
+    area.style.height = "auto"; // one line, for which nothing is measured
+    if (text) area.style.height = `${Math.min(area.scrollHeight, MAX_HEIGHT)}px`;
   }, [text]);
 
   useEffect(() => {

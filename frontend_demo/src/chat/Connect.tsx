@@ -4,6 +4,7 @@ import { useRef, useState, type KeyboardEvent } from "react";
 import { apiKey, url } from "../kit/core";
 import type { ModelInfo, Reach } from "../kit/info";
 import { Copy } from "../ui/copy";
+import { thousands } from "../ui/numbers";
 import { light } from "../ui/TopBar";
 import { snippetsFor } from "./snippets";
 
@@ -20,7 +21,7 @@ export function Health({ reach, model }: Omit<Props, "agentId">) {
 export function healthOf(reach: Reach, model: ModelInfo | undefined): string {
   if (reach === "gone") return "The server does not answer";
   if (!model) return "Asking the server";
-  const held = model.contextLength ? `, ${model.contextLength.toLocaleString("en")} tokens of context` : "";
+  const held = model.contextLength ? `, ${thousands(model.contextLength)} tokens of context` : "";
   if (model.state === "ready") return `${model.model} is ready${held}`;
   const part = model.progress === undefined ? "" : `, ${Math.round(model.progress * 100)} %`;
   return `${model.model}: ${model.message || model.state}${part}`;

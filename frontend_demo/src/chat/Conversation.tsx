@@ -72,12 +72,16 @@ export function Conversation({ title, thread, modelName, bundled, isNew = false,
   const empty = useRef(fresh);
   empty.current = fresh;
 
-  // what greets a visitor is read from its top, a conversation from its end
   const follow = () => {
     const box = scroller.current;
-    if (box && pinned.current) box.scrollTop = empty.current ? 0 : box.scrollHeight;
+    if (box && pinned.current && !empty.current) box.scrollTop = box.scrollHeight;
   };
   useLayoutEffect(follow);
+  useLayoutEffect(() => {
+    const box = scroller.current;
+    if (fresh || !box) return;
+    return () => void (box.scrollTop = 0); // a conversation is read from its end, what greets a visitor after it from its top
+  }, [fresh]);
   useEffect(() => {
     const box = scroller.current?.firstElementChild;
     if (!box) return;

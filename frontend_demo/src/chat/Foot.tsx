@@ -8,6 +8,7 @@ import type { Form } from "../threads/transcript";
 import type { ThreadSettings } from "../threads/useSettings";
 import { Icon } from "../ui/icons";
 import { Menu, type Choice } from "../ui/Menu";
+import { thousands } from "../ui/numbers";
 import { saveFile } from "../ui/save";
 import type { Toasts } from "../ui/toasts";
 
@@ -47,7 +48,7 @@ function Figures({ view: { recording, version }, room }: { view: View; room: num
   const last = useRef<number | null>(null); // while a run goes on, and behind one that was stopped
   last.current = context ?? last.current;
   const speed = tokensPerSecond === null ? "" : `${tokensPerSecond.toFixed(0)} tokens/s`;
-  const used = last.current && room ? `${last.current.toLocaleString("en")} of ${room.toLocaleString("en")} tokens` : "";
+  const used = last.current && room ? `${thousands(last.current)} of ${thousands(room)} tokens` : "";
   return <span className="figures">{[speed, used].filter(Boolean).join(" · ")}</span>;
 }
 

@@ -3,17 +3,16 @@
 /** What this server is, in the page itself and in every empty conversation. */
 export const LEAD = "Every token becomes an AG-UI event, and you can watch each one arrive. CopilotKit, OpenAI and Anthropic clients read the same stream.";
 
-let words = "";
+let area: HTMLElement | null = null;
 
-/** Keeps what stands in the page's own text area; to be called right before React takes its place. */
+/** Keeps the page's own text area, with whatever is still written in it, until the composer has taken its place. */
 export function keepEarlyWords(): void {
-  const area = document.getElementById("message");
-  if (area instanceof HTMLTextAreaElement) words = area.value.trim();
+  area = document.getElementById("message");
 }
 
-/** What was kept, once. */
+/** What was written in it, once. */
 export function takeEarlyWords(): string {
-  const kept = words;
-  words = "";
-  return kept;
+  const words = area instanceof HTMLTextAreaElement ? area.value.trim() : "";
+  area = null;
+  return words;
 }

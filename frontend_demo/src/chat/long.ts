@@ -1,5 +1,7 @@
 /** Long text: what is folded, what it is called, and whether the model can hold it. */
 
+import { thousands } from "../ui/numbers";
+
 const LONG_CHARACTERS = 2_000;
 const LONG_LINES = 40;
 const SHOWN_CHARACTERS = 600;
@@ -38,7 +40,7 @@ export async function refusal(text: string, before: string, room: number, count:
   if (!room || new TextEncoder().encode(before + text).length < room) return null;
   const [own, earlier] = [await count(text), before ? await count(before) : 0];
   if (own + earlier < room) return null;
-  const held = `The model holds ${room.toLocaleString("en")} tokens`;
-  if (own >= room) return { full: false, text: `This message has ${own.toLocaleString("en")} tokens. ${held}: shorten it, or send it in parts.` };
-  return { full: true, text: `${held}. This message has ${own.toLocaleString("en")} and the conversation before it ${earlier.toLocaleString("en")}: delete earlier turns, or begin a new conversation.` };
+  const held = `The model holds ${thousands(room)} tokens`;
+  if (own >= room) return { full: false, text: `This message has ${thousands(own)} tokens. ${held}: shorten it, or send it in parts.` };
+  return { full: true, text: `${held}. This message has ${thousands(own)} and the conversation before it ${thousands(earlier)}: delete earlier turns, or begin a new conversation.` };
 }

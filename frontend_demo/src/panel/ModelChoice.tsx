@@ -4,6 +4,7 @@ import { useCallback, useEffect, useRef, useState, type FormEvent } from "react"
 import { sizeInWords } from "../chat/long";
 import { ask } from "../kit/core";
 import { Icon } from "../ui/icons";
+import { thousands } from "../ui/numbers";
 
 interface Offer {
   name: string;
@@ -98,7 +99,7 @@ export function ModelChoice({ current, loading, onServe }: { current: string; lo
       </ul>
       <Asking label="Search the hub" button="Search" placeholder="qwen3, gemma, smollm" onAsk={search} />
       {found && (found.length
-        ? <ul className="model-list" aria-label="Found on the hub">{found.map((one) => row(one.name, one.name, [`${one.downloads.toLocaleString("en")} downloads`, one.licence, one.gated && "asks for its licence to be accepted"].filter(Boolean).join(" · ")))}</ul>
+        ? <ul className="model-list" aria-label="Found on the hub">{found.map((one) => row(one.name, one.name, [`${thousands(one.downloads)} downloads`, one.licence, one.gated && "asks for its licence to be accepted"].filter(Boolean).join(" · ")))}</ul>
         : <p className="hint" role="status">The hub has no model that writes text under these words.</p>)}
       <Asking label="Folder or GGUF file on the server" button="Use" placeholder="/models/qwen3.gguf" onAsk={(source) => act("serve", source)} />
     </section>

@@ -4,6 +4,7 @@ import { sizeInWords } from "../chat/long";
 import type { Info, ModelInfo } from "../kit/info";
 import { url } from "../kit/core";
 import { Copy } from "../ui/copy";
+import { thousands } from "../ui/numbers";
 import { titleOf } from "../tools/status";
 import { late } from "./late";
 
@@ -54,8 +55,8 @@ function Loaded({ server }: { server: ModelInfo }) {
 
 function facts(server: ModelInfo): [string, string][] {
   const own: [string, string][] = [];
-  if (server.contextLength) own.push(["Context", `${server.contextLength.toLocaleString("en")} tokens`]);
-  if (server.vocabSize) own.push(["Vocabulary", `${server.vocabSize.toLocaleString("en")} tokens`]);
+  if (server.contextLength) own.push(["Context", `${thousands(server.contextLength)} tokens`]);
+  if (server.vocabSize) own.push(["Vocabulary", `${thousands(server.vocabSize)} tokens`]);
   const details = Object.entries(server.details ?? {})
     .filter(([, value]) => ["string", "number", "boolean"].includes(typeof value))
     .map(([name, value]): [string, string] => [labelOf(name), inWords(name, value as Fact)]);
