@@ -1,7 +1,7 @@
 // What the first screen costs a visitor with a slow line.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { browser, openPage, PHONE, picture, server, WIDE, withServer } from "./harness.mjs";
+import { becomes, browser, converse, openDemo, openPage, PHONE, picture, server, WIDE, withServer } from "./harness.mjs";
 
 withServer();
 
@@ -89,6 +89,56 @@ test("what is read does not move when the rest of the page comes", { timeout: 60
     assert.ok(moved < 0.05, `${name}: ${moved}`);
     await page.leave();
   }
+});
+
+test("the first screen is built without measuring it, and without the browser's tables of numbers", { timeout: 60_000 }, async () => {
+  const page = await openPage(browser, null, { viewport: PHONE });
+  await page.addInitScript(() => {
+    window.slow = []; // what makes the browser lay the page out in the middle of a script, or load 20 ms of tables
+    const note = (name, work) => function (...words) {
+      window.slow.push(`${name}\n${new Error().stack}`);
+      return work.apply(this, words);
+    };
+    for (const name of ["scrollTop", "scrollHeight", "clientHeight"]) {
+      const { get, set } = Object.getOwnPropertyDescriptor(Element.prototype, name);
+      Object.defineProperty(Element.prototype, name, { configurable: true, get: note(name, get), set: set && note(name, set) });
+    }
+    Element.prototype.getBoundingClientRect = note("getBoundingClientRect", Element.prototype.getBoundingClientRect);
+    Number.prototype.toLocaleString = note("toLocaleString", Number.prototype.toLocaleString);
+  });
+  await page.goto(server.url);
+  await page.getByRole("list", { name: "Suggestions" }).waitFor();
+  await page.getByText("tokens of context").waitFor();
+  await page.waitForLoadState("networkidle");
+  assert.deepEqual(await page.evaluate(() => window.slow), []);
+  await page.leave();
+});
+
+test("the greeting stays where it was scrolled to, and is read from its top behind a conversation", { timeout: 60_000 }, async () => {
+  const page = await openDemo(browser, server.url, { viewport: PHONE });
+  const scroller = page.getByRole("region", { name: "Conversation history" });
+  const top = () => scroller.evaluate((box) => box.scrollTop);
+  await page.getByText("Use it from your code").scrollIntoViewIfNeeded();
+  const scrolled = await top();
+  assert.ok(scrolled > 100, `${scrolled}`);
+  await page.route(/copilotkit\/info$/, async (route) => {
+    const info = await (await route.fetch()).json();
+    info.server.contextLength = 12_345;
+    await route.fulfill({ json: info });
+  });
+  await page.evaluate(() => window.dispatchEvent(new Event("online"))); // the page asks the server again
+  await page.getByText("12,345 tokens of context").waitFor({ state: "attached" });
+  assert.equal(await top(), scrolled);
+
+  await converse(page, "A table please");
+  await converse(page, "What can you do?");
+  await converse(page, "A table please");
+  await becomes(async () => (await top()) > 100, true);
+  await page.getByRole("button", { name: "New conversation" }).first().click();
+  await page.getByText("Every token becomes an AG-UI event").waitFor();
+  assert.equal(await top(), 0);
+  assert.deepEqual(page.faults, []);
+  await page.leave();
 });
 
 test("what is written before the script has come is kept, and is sent once it can be", { timeout: 60_000 }, async () => {
