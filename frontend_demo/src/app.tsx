@@ -7,6 +7,7 @@ import { useServer } from "./kit/info";
 import { Kit, type KitError } from "./kit/provider";
 import type { Refusal } from "./chat/long";
 import { replayAddress } from "./replay/load";
+import { usePageFont } from "./ui/font";
 import { KeyDialog } from "./ui/KeyDialog";
 import { ToastList, useToasts } from "./ui/toasts";
 import { Workspace } from "./workspace";
@@ -23,6 +24,7 @@ const WANTED = new Set(["cancelled", "STOPPED", "abort"]);
 export function App() {
   const [core] = useState(createCore);
   const toasts = useToasts();
+  usePageFont();
   const server = useServer();
   const [failure, setFailure] = useState<Refusal | null>(null);
   const address = useMemo(() => replayAddress(location.search), []);

@@ -91,6 +91,27 @@ test("what is read does not move when the rest of the page comes", { timeout: 60
   }
 });
 
+test("what greets a visitor is painted with the page, and not again with its script and font", { timeout: 60_000 }, async () => {
+  const page = await openPage(browser, null, { viewport: PHONE });
+  await page.addInitScript(() => {
+    window.largest = [];
+    new PerformanceObserver((list) => window.largest.push(...list.getEntries().map(({ element, size }) => `${element?.className} ${size}`))).observe({ type: "largest-contentful-paint", buffered: true });
+  });
+  let come;
+  const held = new Promise((resolve) => (come = resolve));
+  await page.route(/assets\/index-.*\.js$/, async (route) => { await held; await route.continue(); });
+  await page.goto(server.url, { waitUntil: "commit" });
+  await page.waitForFunction(() => window.largest.length > 0);
+  come();
+  await page.waitForFunction(() => document.documentElement.dataset.font !== undefined);
+  await page.getByRole("list", { name: "Suggestions" }).waitFor();
+  await page.waitForLoadState("networkidle");
+  const largest = await page.evaluate(() => window.largest);
+  assert.equal(largest.length, 1, largest.join("\n"));
+  assert.match(largest[0], /^lead /);
+  await page.leave();
+});
+
 test("the first screen is built without measuring it, and without the browser's tables of numbers", { timeout: 60_000 }, async () => {
   const page = await openPage(browser, null, { viewport: PHONE });
   await page.addInitScript(() => {
