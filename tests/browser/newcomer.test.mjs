@@ -30,14 +30,19 @@ function check(name, work, options = {}) {
     const given = { runtime: `${server.url}/copilotkit`, token: KEY, thread: `newcomer-${++threads}`, agent: "demo", ...options.query };
     const page = await openPage(browser, `${origin}/?${new URLSearchParams(given)}`, options);
     try {
-      await page.getByTestId("copilot-chat-textarea").waitFor();
-      await page.waitForLoadState("networkidle"); // its chat connects twice on mount, and drops a run begun in between
+      await connected(page);
       await work(page, given);
       assert.deepEqual(page.faults, []);
     } finally {
       await page.leave();
     }
   });
+}
+
+/** The chat has its agent and the thread. It may connect twice on mount: it takes no words before, and drops a run begun in between. */
+async function connected(page) {
+  await page.getByTestId("connected").waitFor({ state: "attached" });
+  await page.getByTestId("copilot-chat-textarea").waitFor();
 }
 
 async function say(page, text) {
@@ -130,6 +135,7 @@ check("a LangGraph graph's interrupt is asked, also after a reload, and answered
   await say(page, 'call reserve {"place": "Oslo"}');
   await page.getByTestId("interrupt").getByText("Reserve Oslo?").waitFor();
   await page.reload();
+  await connected(page);
   await page.getByTestId("interrupt").getByText("Reserve Oslo?").waitFor();
   await page.getByRole("button", { name: "Yes" }).click();
   await answer(page, "It says: Reserved Oslo");

@@ -15,8 +15,9 @@ const assistant = (page) => page.locator('[data-role="assistant"]');
 const PATIENCE = { timeout: 120_000 }; // a model computes here, on a machine that may be busy
 
 async function answered(page, text) {
+  const before = await assistant(page).count();
   await say(page, text);
-  await page.getByRole("button", { name: "Stop", exact: true }).waitFor(PATIENCE);
+  await assistant(page).nth(before).waitFor(PATIENCE); // a short answer may be over before Stop is painted
   await sendButton(page).waitFor(PATIENCE);
 }
 

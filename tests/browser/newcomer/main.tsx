@@ -10,7 +10,7 @@ import {
   useRenderTool,
 } from "@copilotkit/react-core/v2";
 import "@copilotkit/react-core/v2/styles.css";
-import { useState } from "react";
+import { useEffect, useState } from "react";
 import { createRoot } from "react-dom/client";
 import { z } from "zod";
 
@@ -102,9 +102,12 @@ function Tools() {
 }
 
 function Recipe() {
-  const { agent } = useAgent({ agentId });
+  const { agent, isReady } = useAgent({ agentId });
+  const [connected, setConnected] = useState<unknown>(null);
+  useEffect(() => agent.subscribe({ onRunFinalized: () => setConnected(agent) }).unsubscribe, [agent]);
   return (
     <div>
+      {isReady && connected === agent && <output data-testid="connected" />}
       <pre data-testid="state">{JSON.stringify(agent.state)}</pre>
       <button onClick={() => agent.setState({ title: "Stew", ingredients: ["beans"] })}>Make it a stew</button>
     </div>
