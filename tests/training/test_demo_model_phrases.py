@@ -3,6 +3,7 @@
 import ast
 import random
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ from training.demo_model.data_everyday import everyday_request, everyday_tools
 from training.demo_model.data_facts import declined, fact, world
 from training.demo_model.data_languages import without_accents
 from training.demo_model.data_messages import in_their_letters
-from training.demo_model.data_packed import packed_talk, packed_tools
+from training.demo_model.data_packed import SHOWN_AFTER_THOUGHT, packed_talk, packed_tools
 from training.demo_model.data_phrases import choose, draw, kept_apart, read_sections
+from training.demo_model.data_requests import ASK
 from training.demo_model.data_tools import argument_types, tool_name
 from training.demo_model.data_values import Values, side_of
 from training.demo_model.render import END, render
@@ -127,6 +129,15 @@ def test_a_problem_s_expression_is_one_that_the_demonstration_calculates():
     assert done > 250
 
 
+def test_training_asks_for_sums_as_people_type_them():
+    drawn, shapes = values("plain"), Counter[str]()
+    for _ in range(8000):
+        shapes[re.sub(r"\d+", "1", ASK["calculate"](drawn).question)] += 1
+    spelt = [f"1{gap}{sign}{gap}1" for sign in "*+-/x×" for gap in ("", " ")]
+    forms = ("{}", "what is {}", "what's {}", "how much is {}", "{}=", "{}=?")
+    assert [form for form in forms for text in spelt if shapes[form.format(text)] < 5] == []
+
+
 @pytest.mark.parametrize("held_out", [False, True])
 def test_an_equation_has_one_unknown_and_numbers_of_its_side(held_out):
     drawn = values("equations", held_out)
@@ -136,6 +147,11 @@ def test_an_equation_has_one_unknown_and_numbers_of_its_side(held_out):
         assert len(letters) == 1 and re.search(r"=|\bis\b", asked) and "{" not in asked
     assert not set(side_of(EQUATIONS, True)) & set(side_of(EQUATIONS, False))
     assert not set(side_of(UNKNOWNS, True)) & set(side_of(UNKNOWNS, False))
+
+
+def test_answers_about_clients_differ_in_what_a_cut_answer_shows():
+    told = [section.answer for section in read_sections("facts") if "base_url" in section.answer]
+    assert len(told) == 2 and len({answer[:SHOWN_AFTER_THOUGHT] for answer in told}) == 2
 
 
 def test_equations_are_declined_and_sums_are_not():

@@ -39,6 +39,10 @@ WORDS = {
     "over": "/",
     "to the power of": "**",
 }
+# Of training's sums: two short numbers and a sign, as most people type them.
+PLAIN_SHARE = 0.3
+PLAIN_SIGNS = ("*", "*", "+", "+", "-", "/", "x", "×")
+PLAIN_FORMS = ("what is {}", "what is {}", "{}", "{}", "{}?", "what's {}", "whats {}", "how much is {}", "{}=", "{}=?")
 # `{0}` and `{1}` are the numbers; the second text is the expression.
 SHAPES = (
     ("the sum of {0} and {1}", "{0} + {1}"),
@@ -203,6 +207,16 @@ def _written(values: Values) -> tuple[str, str]:
     return text, text
 
 
+def _plain(values: Values) -> tuple[str, str]:
+    """Return a whole request; a sign of the calculator's own is passed on as it was written."""
+    first, second = (str(values.between(1, values.pick((12, 20, 99)))) for _ in range(2))
+    if values.chance(0.15):
+        first = values.number()
+    sign, gap = values.pick(PLAIN_SIGNS), values.pick(("", " "))
+    text = f"{first}{gap}{sign}{gap}{second}"
+    return values.pick(PLAIN_FORMS).format(text), f"{first} {SIGNS[sign]} {second}" if sign in SIGNS else text
+
+
 def equation(values: Values) -> str:
     """Return a request to solve an equation, which no tool here can do."""
     letter, numbers = values.pick("xxxyna"), [values.number() for _ in range(3)]
@@ -225,6 +239,8 @@ def _drawn(values: Values) -> tuple[str, str, bool]:
         lambda: _worded(values),
         lambda: _shaped(values, SHAPES),
     )
+    if not values.held_out and values.chance(PLAIN_SHARE):
+        return *_plain(values), True
     if values.chance(0.12):
         return *_shaped(values, COMMANDS), True
     return *values.pick(makers)(), False
