@@ -14,7 +14,7 @@ from agent_server.agents.demonstration import NOTES
 from training.demo_model.batches import copy_batch, encode, group_by_length, pad
 from training.demo_model.data_dialogues import CATEGORY_WEIGHTS, DialogueFactory, demo_toolset
 from training.demo_model.data_requests import PLAN_STEPS
-from training.demo_model.data_tools import DEMO_TOOLS, demo_tool
+from training.demo_model.data_tools import DEMO_TOOLS, PAGE_TOOLSETS, demo_tool
 from training.demo_model.data_values import is_held_out, read_values
 from training.demo_model.evaluate import Writer, expected_calls, is_right, parse_calls
 from training.demo_model.render import END, Dialogue, prompt_of, render
@@ -259,6 +259,16 @@ def test_it_greets_as_it_was_greeted(writer, question, expected, thinking):
 def test_it_calculates_what_was_written(writer, written, thinking):
     text = ask(writer, f"What is {written}?", demo_toolset(), thinking)
     assert parse_calls(text) == [{"name": "calculate", "arguments": {"expression": written}}]
+
+
+@pytest.mark.parametrize("thinking", (True, False))
+def test_it_calculates_sums_as_people_type_them(writer, thinking):
+    sums = {"12*7": "12*7", "12x7": "12 * 7", "12 × 7": "12 * 7", "what is 12x7?": "12 * 7", "3x4": "3 * 4"}
+    sums |= {"2+2": "2+2", "what's 2+2": "2+2", "what is 100/4?": "100/4", "12 times 7": "12 * 7"}
+    tools = [demo_tool(name) for name in PAGE_TOOLSETS[0]]
+    wanted = [{"name": "calculate", "arguments": {"expression": expression}} for expression in sums.values()]
+    prompts = [prompt(writer, [{"role": "user", "content": asked}], tools, thinking) for asked in sums]
+    assert [call for text in writer.write(prompts) for call in parse_calls(text)] == wanted
 
 
 def test_it_says_how_to_load_a_real_model(writer):

@@ -41,7 +41,8 @@ WORDS = {
 }
 # Of training's sums: two short numbers and a sign, as most people type them.
 PLAIN_SHARE = 0.3
-PLAIN_SIGNS = ("*", "*", "+", "+", "-", "/", "x", "×")
+PLAIN_SIGNS = ("*", "*", "+", "+", "-", "/", "x", "x", "×")
+PLAIN_WORDS = ("plus", "minus", "times", "times")
 PLAIN_FORMS = ("what is {}", "what is {}", "{}", "{}", "{}?", "what's {}", "whats {}", "how much is {}", "{}=", "{}=?")
 # `{0}` and `{1}` are the numbers; the second text is the expression.
 SHAPES = (
@@ -210,6 +211,10 @@ def _written(values: Values) -> tuple[str, str]:
 def _plain(values: Values) -> tuple[str, str]:
     """Return a whole request; a sign of the calculator's own is passed on as it was written."""
     first, second = (str(values.between(1, values.pick((12, 20, 99)))) for _ in range(2))
+    if values.chance(0.15):
+        word = values.pick(PLAIN_WORDS)
+        text = f"{in_words(int(first))} {word} {in_words(int(second))}"
+        return values.pick(PLAIN_FORMS[:-2]).format(text), f"{first} {WORDS[word]} {second}"
     if values.chance(0.15):
         first = values.number()
     sign, gap = values.pick(PLAIN_SIGNS), values.pick(("", " "))
