@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,18 +68,18 @@ async def patiently(work: Callable[[], Awaitable[T]], seconds: float) -> T:
 
 @dataclass(slots=True, eq=False)
 class PendingWrite:
-    """A write that waits for the writer. until: the loop time after which it fails while the database fails."""
+    """A write that waits for the writer. until: the monotonic time after which it fails while the database fails."""
 
     work: Work
-    future: asyncio.Future[Any]
+    future: Future[Any]
     until: float
 
     def resolve(self, result: object) -> None:
-        if not self.future.done():
+        with contextlib.suppress(InvalidStateError):  # its caller was cancelled
             self.future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        if not self.future.done():
+        with contextlib.suppress(InvalidStateError):
             self.future.set_exception(error)
 
 
@@ -101,17 +102,11 @@ class Writer:
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="store writer")
 
-    async def write(self, work: Callable[[Connection], T], patience: float = PATIENCE_SECONDS) -> T:
-        """Return the result of `work` after its commit. Cancelling the caller does not undo the write.
-
-        patience: seconds to wait for a database that is locked or cannot be reached. Raises StoreUnavailable.
-        """
+    def add(self, pending: PendingWrite) -> None:
         if self._task is None or self._task.done():
-            raise RuntimeError("The store is not open.")
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        self._waiting.put_nowait(PendingWrite(work, future, loop.time() + patience))
-        return await future
+            pending.fail(RuntimeError("The store is not open."))
+        else:
+            self._waiting.put_nowait(pending)
 
     async def stop(self) -> None:
         """Complete the pending writes, then stop."""
@@ -163,7 +158,7 @@ class Writer:
                     each.resolve(result)
             return []
         self._health.failed(fault)
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         retries = [each for each in batch if fault in TEMPORARY and each.until > now]
         for each in batch:
             if each not in retries:
@@ -190,9 +185,16 @@ class LoopThread:
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the coroutine's result. Raises RuntimeError if the thread is not running."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._open_loop()))
+
+    def call(self, function: Callable[[T], object], argument: T) -> None:
+        """Call a function in the thread soon. Raises RuntimeError if the thread is not running."""
+        self._open_loop().call_soon_threadsafe(function, argument)
+
+    def _open_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             raise RuntimeError("The store is not open.")
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
+        return self._loop
 
     async def stop(self) -> None:
         """End the loop and wait for the thread. Safe to call twice."""
@@ -269,7 +271,7 @@ class Database:
             try:
                 self._check()
                 if self.fault is not None:
-                    await self._writer.write(probe, 0.0)
+                    await self.write(probe, 0.0)
                 elif self._file is None:
                     await self._reading(lambda connection: connection.exec_driver_sql("SELECT 1"))
             except Exception as error:
@@ -299,9 +301,15 @@ class Database:
         await self._connections.dispose()
 
     async def write(self, work: Callable[[Connection], T], patience: float = PATIENCE_SECONDS) -> T:
-        """Return the result of `work` after its commit; see `Writer.write`."""
+        """Return the result of `work` after its commit. Cancelling the caller does not undo the write.
+
+        patience: seconds to wait for a database that is locked or cannot be reached. Raises StoreUnavailable.
+        """
+        future: Future[T] = Future()
+        # The write is queued without a task of its own in the thread: the runs that stream are saved every 50 ms.
+        self._thread.call(self._writer.add, PendingWrite(work, future, time.monotonic() + patience))
         with refusing_nul():
-            return await self._thread.run(lambda: self._writer.write(work, patience))
+            return await asyncio.wrap_future(future)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Return the result of `work`, which only reads. A database in memory has only one connection, so its reads are

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, bindparam, delete, exists, func, not_, or_, select, update
+from sqlalchemy import Connection, Dialect, and_, bindparam, delete, exists, func, not_, or_, select, update
 
 from agent_server.runs.store import contents, questions, rows, schema, thread_messages
 from agent_server.runs.store.connections import Superseded
@@ -271,13 +271,9 @@ def forget_events(connection: Connection, tenant: str, thread_id: str, run_id: s
 
 def save_events(connection: Connection, saved: Sequence[SavedEvents], owner: int) -> list[bool]:
     """Save new events of runs. Return for each whether it still belongs to `owner`; those that do not are not saved."""
-    keys = [bound(each.tenant, each.thread_id, of_run=each.run_id, own=owner) for each in saved]
-    added = [
-        {**key, "new_number": each.number, "new_packed": each.packed}
-        for key, each in zip(keys, saved, strict=True)
-        if each.packed
-    ]
-    count = connection.execute(_adding(connection.dialect.name), added).rowcount if added else 0
+    sql, names, constants = _adding(connection.dialect)
+    added = [tuple(map({**constants, **_added(each, owner)}.__getitem__, names)) for each in saved if each.packed]
+    count = connection.exec_driver_sql(sql, added).rowcount if added else 0
     if count == len(saved):
         owned = [True] * count
     else:  # not all of them added events, one has another owner, or the driver does not count rows
@@ -290,14 +286,26 @@ def save_events(connection: Connection, saved: Sequence[SavedEvents], owner: int
     return owned
 
 
+def _added(saved: SavedEvents, owner: int) -> dict[str, object]:
+    """Return the parameters of a row that `_adding` adds."""
+    new = {"new_number": saved.number, "new_packed": saved.packed}
+    return bound(saved.tenant, saved.thread_id, of_run=saved.run_id, own=owner, **new)
+
+
 @lru_cache(maxsize=2)
-def _adding(dialect: str) -> Any:
-    """Build the statement that adds events to the owner's runs and locks them as `is_owned` does. It is one statement
-    because every save has a row for each active run."""
+def _adding(dialect: Dialect) -> tuple[str, Sequence[str], Mapping[str, object]]:
+    """Compile the statement that adds events to the owner's runs and locks them as `is_owned` does. Return it with the
+    names of its parameters, in order, and the values of those that are constant.
+
+    It is one statement, and compiled once, because every save has a row for each active run: SQLAlchemy takes as long
+    to prepare a row's parameters as SQLite takes to insert the row.
+    """
     runs, events = schema.runs, schema.run_events.c
     new = bindparam("new_number", type_=events.number.type), bindparam("new_packed", type_=events.packed.type)
     owned = select(runs.c.tenant, runs.c.thread_id, runs.c.id, *new).where(_OWNED).with_for_update(of=runs)
-    return rows.upserting(dialect, schema.run_events, ("packed",)).from_select(list(events.keys()), owned)
+    statement = rows.upserting(dialect.name, schema.run_events, ("packed",)).from_select(list(events.keys()), owned)
+    compiled = statement.compile(dialect=dialect)
+    return str(compiled), compiled.positiontup, compiled.params
 
 
 def last_ended(connection: Connection, tenant: str, thread_id: str, since: int, except_run: str) -> KeptRecord | None:
