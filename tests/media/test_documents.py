@@ -6,6 +6,7 @@ import codecs
 import pytest
 from ag_ui.core import DataSource, DocumentPart, TextPart, ToolMessage, UserMessage
 
+from agent_server.media import document_decoder
 from agent_server.media.documents import DocumentText, PagePicture
 from agent_server.media.intake import Intake
 from agent_server.media.refusal import Refused
@@ -29,6 +30,12 @@ def document(data, name="", mime="application/pdf"):
 
 def asked(*parts):
     return UserMessage(id="m1", content=[TextPart(text="Read this."), *parts])
+
+
+def test_texts_that_are_not_ascii_are_not_escaped():
+    """The event loop decodes them, and an escape takes six times as long as the letter."""
+    answer = document_decoder.decode(pdf(r"\351" * 10), 1, 0)
+    assert answer[1].decode() == '["ØØØØØØØØØØ"]'
 
 
 async def test_a_pdf_is_its_pages_text(intake):
