@@ -60,11 +60,13 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
     body: str | None = None
 
     def write(self, connection: Connection) -> ThreadState:
-        """Store the run and create its thread if needed. Return the thread as it was before.
+        """Store the run and create its thread if needed. Return the thread as it was before. Raises RequestError if the
+        thread has become too large.
 
         In a thread with an open interrupt the messages are not stored yet, since the input may be refused.
         """
         run, thread = self.run, (self.run["tenant"], self.run["thread_id"])
+        thread_messages.check_size(connection, *thread)
         # Create the thread if it is new, otherwise update its time.
         name, now = name_from(self.messages), now_ms()
         row = {

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, LargeBinary, Table, cast, func, literal, select
+from sqlalchemy import ColumnElement, Connection, LargeBinary, Table, cast, func, literal, select
 
 from adapters.errors import RequestError
 from agent_server.runs.store import schema
@@ -30,14 +30,19 @@ class MeasuredStore(Protocol):
         """How often something was permanently removed."""
 
 
+def byte_length(connection: Connection, column: ColumnElement[Any]) -> ColumnElement[int]:
+    """Return the expression for the bytes of a text, in UTF-8, or of binary data."""
+    # SQLite has octet_length only from 3.43 on. PostgreSQL would interpret escapes in a text that is cast to bytes.
+    is_sqlite = connection.dialect.name == "sqlite"
+    length: Any = func.length(cast(column, LargeBinary)) if is_sqlite else func.octet_length(column)
+    return length
+
+
 def stored_bytes(connection: Connection, tenant: str) -> int:
     """Return the bytes of a tenant's bodies in UTF-8, plus those of the files in them, each counted once."""
     total = literal(0)
     for column in (*(table.c.body for table in BODIES), schema.contents.c.content):
-        # SQLite has octet_length only from 3.43 on. PostgreSQL would interpret escapes in a text that is cast to bytes.
-        is_sqlite = connection.dialect.name == "sqlite"
-        length: Any = func.length(cast(column, LargeBinary)) if is_sqlite else func.octet_length(column)
-        one = select(func.coalesce(func.sum(length), 0)).where(column.table.c.tenant == tenant)
+        one = select(func.coalesce(func.sum(byte_length(connection, column)), 0)).where(column.table.c.tenant == tenant)
         total = total + one.scalar_subquery()  # type: ignore[assignment]
     return int(connection.scalar(select(total)) or 0)
 

@@ -10,13 +10,17 @@ import hashlib
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, literal, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, literal, select, update
 
 from adapters.errors import RequestError
 from agent_server.runs.store import contents, edit_rules, schema
 from agent_server.runs.store.records import Removal, RemovalKind
 from agent_server.runs.store.rows import bound, decoded, encoded, now_ms, of, of_bound, upsert
+from agent_server.runs.store.sizes import byte_length
 
+MAX_BYTES = 16 * 2**20
+"""Limit on a thread's messages, above which no run begins in it: a run reads all of them in one transaction, writes
+them into its checkpoint, and holds them several times in memory. No prompt has a quarter of it."""
 Wire = dict[str, Any]
 Sent = Sequence[Mapping[str, Any]]
 _MESSAGES, _REMOVED = schema.messages, schema.removed_messages
@@ -160,6 +164,16 @@ class Thread:
         if moves:
             self._connection.execute(_MOVE, moves)
         self.order = list(order)
+
+
+def check_size(connection: Connection, tenant: str, thread_id: str) -> None:
+    """Raise RequestError("payload_too_large") for a thread whose messages are too large together, without files."""
+    total = func.coalesce(func.sum(byte_length(connection, _MESSAGES.c.body)), 0)
+    size = int(connection.scalar(select(total).where(of(_MESSAGES, tenant, thread_id))) or 0)
+    if size > MAX_BYTES:
+        message = f"The thread's messages have {size} bytes; the limit is {MAX_BYTES}."
+        message = f"{message} Delete some, continue in a branch that ends before them, or start another thread."
+        raise RequestError("payload_too_large", message, "threadId")
 
 
 def take(thread: Thread, sent: Sent, removal: str, *, edits: bool) -> None:

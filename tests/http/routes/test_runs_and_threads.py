@@ -12,6 +12,7 @@ import pytest
 
 from adapters import sse
 from agent_server.engines.scripted import Script
+from agent_server.runs.store import thread_messages
 from tests.server import scripted, serving
 
 
@@ -139,6 +140,25 @@ async def test_what_makes_no_sense_is_refused_with_four_hundred(method, path, co
         await client.post("/agui", json=body())
         response = await client.request(method, path, content=content)
         assert response.status_code == 400 and len(response.content) < 2_000
+
+
+async def test_no_run_begins_in_a_thread_that_is_too_large(monkeypatch):
+    """It would hold up everyone else's: a run reads all messages. The thread can be made smaller."""
+    monkeypatch.setattr(thread_messages, "MAX_BYTES", 5000)
+
+    async def run(number: int) -> dict[str, Any]:
+        message = {"id": f"u{number}", "role": "user", "content": f"{number} " + "word " * 600}
+        return events_of(await client.post("/agui", json=body(runId=f"r{number}", messages=[message])))[-1]
+
+    async with serving(scripted("ok")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        assert [(await run(number))["type"] for number in (1, 2)] == ["RUN_FINISHED"] * 2
+        refused = await run(3)
+        assert (refused["type"], refused["code"]) == ("RUN_ERROR", "payload_too_large")
+        assert "the limit is 5000" in refused["message"]
+        stored = (await client.get("/agui/threads/t1/messages")).json()["messages"]
+        assert [each["id"] for each in stored if each["role"] == "user"] == ["u1", "u2"]
+        await client.delete("/agui/threads/t1/messages/u1")
+        assert (await run(4))["type"] == "RUN_FINISHED"
 
 
 async def test_a_thread_with_a_run_going_on_is_not_deleted():
