@@ -34,7 +34,7 @@ def byte_length(connection: Connection, column: ColumnElement[Any]) -> ColumnEle
     """Return the expression for the bytes of a text, in UTF-8, or of binary data."""
     # SQLite has octet_length only from 3.43 on. PostgreSQL would interpret escapes in a text that is cast to bytes.
     is_sqlite = connection.dialect.name == "sqlite"
-    length: Any = func.length(cast(column, LargeBinary)) if is_sqlite else func.octet_length(column)
+    length: ColumnElement[int] = func.length(cast(column, LargeBinary)) if is_sqlite else func.octet_length(column)
     return length
 
 
