@@ -61,11 +61,12 @@ def control_tokens(tokenizer: Tokenizer, templates: Iterable[str] = ()) -> dict[
 
     templates: the sources of the model's chat templates, whose markers not every file declares as special.
     """
-    base, sources = tokenizer.get_vocab(with_added_tokens=False), "\n".join(templates)
+    model, sources = tokenizer.model, "\n".join(templates)
     return {
         number: token
         for number, token in sorted(tokenizer.get_added_tokens_decoder().items())
-        if token.special or (token.content.strip() and (token.content not in base or token.content in sources))
+        if token.special
+        or (token.content.strip() and (model.token_to_id(token.content) is None or token.content in sources))
     }
 
 

@@ -1,6 +1,7 @@
 """The embedded engine behind the Engine protocol: in a thread, and in a process of its own that may die."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -279,3 +280,14 @@ async def test_a_process_with_nothing_to_do_is_let_alone(folder):
         await stream.aclose()
     finally:
         await own.close()
+
+
+async def test_garbage_is_collected_once_the_model_is_loaded(folder):
+    gc.disable()  # as the engine's process does before it loads
+    engine = EmbeddedEngine(config(folder), process=False)
+    try:
+        await engine.start()
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+        await engine.close()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agent_server.generation.loading import runner_choice
-from agent_server.generation.loading.probe import Unfit
+from agent_server.generation.loading.probe import Unfit, fit
 from benchmarks.families import BEGIN, END, ROWS, generate, measure, prompts, tied
 from benchmarks.family_shapes import FAMILIES, make
 from tests.generation.tiny_models import make_model
@@ -96,3 +96,19 @@ def test_the_page_has_every_family_and_what_the_tests_hold():
 def test_the_page_tells_what_is_measured(family, path, same):
     row = measure(family, new=16)
     assert (row.path, row.identical) == (path, int(same)), row
+
+
+def test_the_test_of_a_model_computes_few_logits():
+    """A vocabulary is a third of a small model's work, and every start waits for the test."""
+    model, rows = make_model("llama"), []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: rows.append(inputs[0].shape[-2]))
+    fit(model)
+    assert max(rows) <= 2, rows
+
+
+@pytest.mark.parametrize(("window", "filled"), [(24, True), (512, False)])
+def test_the_test_of_a_model_is_short_where_no_short_text_fills_its_window(window, filled):
+    model, lengths = make_model("gemma2", sliding_window=window), []
+    model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: lengths.append(output.shape[-2]))
+    fit(model)
+    assert (max(lengths) > window) == filled and max(lengths) < 64, lengths

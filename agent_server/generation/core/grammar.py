@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import llguidance
 import msgspec
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from agent_server.engine_protocol.detokenizer import byte_level_bytes
 from agent_server.engine_protocol.protocol import Constraint, node_of
@@ -53,7 +53,11 @@ class _TokenTexts:
     def __init__(self, tokenizer: Tokenizer, rows: int, controls: Collection[int], end: int) -> None:
         self.eos_token_id = end
         self.special_token_ids = sorted(controls)
-        spec = msgspec.json.decode(tokenizer.to_str())
+        # The parts of the tokenizer beside its vocabulary, which takes a second to write and read.
+        parts = Tokenizer(models.BPE())
+        parts.normalizer, parts.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+        parts.decoder = tokenizer.decoder
+        spec = msgspec.json.decode(parts.to_str())
         decoder = spec.get("decoder")
         names = [tokenizer.id_to_token(number) for number in range(rows)]
         steps = list(_steps(decoder, "decoders"))
@@ -76,14 +80,15 @@ class _TokenTexts:
         spaces = [step for step in _steps(spec.get("normalizer"), "normalizers") if step["type"] == "Replace"]
         plain = {
             **spec,
-            "truncation": None,
-            "padding": None,
-            "post_processor": None,
             "normalizer": {"type": "Sequence", "normalizers": spaces} if spaces else None,
             "pre_tokenizer": _without_prefix(spec.get("pre_tokenizer")),
-            "added_tokens": [{**each, "special": each["id"] in controls} for each in spec.get("added_tokens", ())],
         }
         encoder = Tokenizer.from_str(msgspec.json.encode(plain).decode())
+        encoder.model = tokenizer.model
+        added = sorted(tokenizer.get_added_tokens_decoder().items())
+        for number, token in added:
+            token.special = number in controls
+        encoder.add_tokens([token for _, token in added])
         encoder.encode_special_tokens = True
         self._encoder = encoder
         self.vocabulary: Any = None

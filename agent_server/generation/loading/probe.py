@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Items
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 logger = logging.getLogger("agent_server.generation")
-LENGTHS = (9, 21)
+LENGTHS = (6, 11)
+"""Lengths of the test prompts: they are computed at every start, and a large model takes long for each token."""
 LONGEST = 96
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 LOW_PRECISION = 0.1
@@ -80,14 +82,17 @@ def fit(model: Any) -> list[LayerShape]:
     if getattr(text, "is_encoder_decoder", False):
         raise Unfit("it has an encoder")
     prompts = _prompts(model)
-    expected = [model(input_ids=_ids(model, [prompt]), use_cache=False).logits[0, -1].float() for prompt in prompts]
+    last = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
+    expected = [
+        model(input_ids=_ids(model, [prompt]), use_cache=False, **last).logits[0, -1].float() for prompt in prompts
+    ]
     try:
         model.set_attn_implementation(NAME)
         # Record the shapes of the layers, all of which must use the attention interface.
         recorder = _LayerRecorder()
         positions = torch.arange(len(prompts[0]), device=model.device)[None]
         mask = torch.zeros(1, 1, 1, 1, device=model.device)
-        named = {"position_ids": positions, "attention_mask": mask, "use_cache": False, "kv": recorder}
+        named = {"position_ids": positions, "attention_mask": mask, "use_cache": False, "kv": recorder, **last}
         with attending(recorder):
             model(input_ids=_ids(model, [prompts[0]]), **named)
         if sorted(recorder.layers) != list(range(text.num_hidden_layers)):
@@ -158,10 +163,10 @@ def _ids(model: Any, rows: list[list[int]]) -> Tensor:
 
 
 def _prompts(model: Any) -> list[list[int]]:
-    """Return test prompts that are longer than a small window."""
+    """Return test prompts that are longer than a small window; no prompt of LONGEST tokens fills a large one."""
     text = model.config.get_text_config()
     window = getattr(text, "sliding_window", None) or 0
-    longer = min(window + 7, LONGEST) if window else 0
+    longer = window + 7 if 0 < window <= LONGEST - 7 else 0
     count = model.text_tokens if isinstance(model, InnerTextModel) else text.vocab_size
     return [
         [(7919 * (index + 3 * number) + 11) % count for index in range(max(length, longer + number))]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -186,6 +187,7 @@ def main(descriptor: int, level: int = logging.WARNING) -> None:
     connection = socket.socket(fileno=descriptor)
     stream = connection.makefile("rb", buffering=1 << 20)
 
+    gc.disable()  # until the model is loaded: imports and tokenizers make many objects and no garbage
     # Before the configuration is received, which the server may send later.
     from agent_server.generation.process.worker import work
     from agent_server.generation.scheduling.messages import EngineConfig

@@ -45,6 +45,7 @@ def work(config: EngineConfig, inbox: SimpleQueue[Any], send: Send, compiler: Ma
     core.inbox = inbox
     gc.collect()
     gc.freeze()
+    gc.enable()
     send(Ready(info))
     try:
         run(core, send)
