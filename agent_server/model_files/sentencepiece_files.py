@@ -96,7 +96,7 @@ def _tokenizer(
     model: models.Model, pieces: Pieces, normalizers: Sequence[Step], pre_tokenizer: Step | None, decoder: Step
 ) -> Tokenizer:
     # Written as JSON without the vocabulary, which takes tokenizers twice as long to read from JSON.
-    described = {
+    described: dict[str, object] = {
         "version": "1.0",
         "added_tokens": [],
         "normalizer": {"type": "Sequence", "normalizers": list(normalizers)} if normalizers else None,
