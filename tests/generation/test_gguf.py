@@ -49,6 +49,15 @@ def test_a_file_generates_what_its_weights_do(family, tmp_path):
     assert_identical(path, write_gguf(path, family))
 
 
+SEEING = {"QWEN2VL": "qwen2", "QWEN3VL": "qwen3", "QWEN3VLMOE": "qwen3-moe"}
+
+
+@pytest.mark.parametrize("architecture", SEEING)
+def test_the_text_part_of_a_model_for_pictures_is_served(architecture, tmp_path):
+    path = tmp_path / "tiny.gguf"
+    assert_identical(path, write_gguf(path, SEEING[architecture], architecture=gguf.MODEL_ARCH[architecture]))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantised_tensors_are_unpacked(kind, tmp_path):
     path = tmp_path / "tiny.gguf"

@@ -45,10 +45,13 @@ _WRITE = {
 }
 
 
-def write_gguf(path, family="qwen3", kind=None, *, metadata=(), tensors=(), without=(), spoilt="", **changes):
-    """Write a file, and return the float32 model that it means: one with the file's rounded weights."""
+def write_gguf(
+    path, family="qwen3", kind=None, *, architecture=None, metadata=(), tensors=(), without=(), spoilt="", **changes
+):
+    """Write a file, and return the float32 model that it means: one with the file's rounded weights. architecture: if
+    not that of the family."""
     model = make_model(family, **{"hidden_size": 64, **CHANGES.get(family, {}), **changes})
-    config, architecture = model.config, ARCHITECTURES[family]
+    config, architecture = model.config, architecture or ARCHITECTURES[family]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     _write_sizes(writer, config)
     _write_tokenizer(writer, config, SPLITS.get(family, "qwen2"))

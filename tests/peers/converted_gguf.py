@@ -23,7 +23,8 @@ from typing import Any
 import sentencepiece
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from agent_server.generation.loading.loader import load
 from agent_server.generation.scheduling.messages import EngineConfig
@@ -88,6 +89,11 @@ def yarn(scale: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+MROPE = {**ROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+SIGHT = {
+    "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
+    "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
+}  # fmt: skip
 PIECES = frozenset({"gemma", "gemma2", "gemma3", "phi3", "ernie4_5", "nemotron"})
 """Families whose converter wants SentencePiece's file."""
 ALSO: dict[str, dict[str, Any]] = {
@@ -106,6 +112,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe": ("qwen2_moe", {**SIZES, **EXPERTS, "shared_expert_intermediate_size": 48}),
     "qwen3": ("qwen3", HEADS),
     "qwen3_moe": ("qwen3_moe", {**HEADS, **EXPERTS, "norm_topk_prob": True}),
+    "qwen2_5_vl": (
+        "qwen2_5_vl",
+        {"text_config": {**SIZES, "rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}}, "vision_config": SIGHT},
+    ),
+    "qwen3_vl": ("qwen3_vl", {"text_config": {**HEADS, "rope_parameters": MROPE}, "vision_config": SIGHT}),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe",
+        {"text_config": {**HEADS, **EXPERTS, "rope_parameters": MROPE}, "vision_config": SIGHT},
+    ),
     "qwen3_5": ("qwen3_5_text", {**HEADS, **LINEAR, "num_hidden_layers": 4}),
     "qwen3_5_moe": (
         "qwen3_5_moe_text",
@@ -203,10 +218,14 @@ def saved_model(family: str, folder: Path) -> Any:
             unk_id=3, minloglevel=2,
         )  # fmt: skip
     torch.manual_seed(0)
+    if "text_config" in changes:
+        changes = {**changes, "text_config": {**changes["text_config"], "vocab_size": size}}
     config = AutoConfig.for_model(model_type, vocab_size=size, **changes)
     config.bos_token_id = config.eos_token_id = None
     config.pad_token_id = 0 if family in PIECES else None
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    sees = getattr(config, "vision_config", None) is not None
+    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 or "bias" in name:
@@ -214,6 +233,10 @@ def saved_model(family: str, folder: Path) -> Any:
             elif "norm" in name:
                 parameter.normal_(0.0 if family.startswith("gemma") else 1.0, 0.1)
     model.save_pretrained(folder)
+    if family == "qwen3_vl_moe":  # whose published files have the experts transposed, which the converter undoes
+        tensors = load_file(folder / "model.safetensors")
+        tensors |= {name: each.mT.contiguous() for name, each in tensors.items() if ".experts." in name}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     description = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({"bos_token_id": None, **description, **ALSO.get(family, {})}))
     model.generation_config.eos_token_id = None

@@ -233,6 +233,10 @@ def _olmo2(file: GgufFile) -> dict[str, object]:
     return {"model_type": "olmo3", **layers} if layers else {}
 
 
+def _always_normed(file: GgufFile) -> dict[str, object]:
+    return {"norm_topk_prob": True}  # as all models of the architecture do, whose files have no word for it
+
+
 BIASES = {
     "attention_bias": "attn_q",
     "use_bias": "attn_q",
@@ -357,6 +361,7 @@ _GEMMA4 = {
     "expert_used_count": "top_k_experts",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+_QWEN3_MOE = {"expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"}
 _FALCON = {
     "attention.head_count_kv": "num_kv_heads",
     "attention.layer_norm_epsilon": "layer_norm_epsilon",
@@ -373,6 +378,10 @@ FAMILIES = {
     "olmo": Family("olmo", {"attention.clamp_kqv": "clip_qkv"}, tensors=LlamaTensorProcessor),
     "olmo2": Family("olmo2", more=_olmo2),
     "olmoe": Family("olmoe", {"expert_count": "num_experts"}, tensors=Qwen2MoeTensorProcessor),
+    # The text parts of models for pictures. Their positions of three dimensions are equal in a text without pictures.
+    "qwen2vl": Family("qwen2"),
+    "qwen3vl": Family("qwen3"),
+    "qwen3vlmoe": Family("qwen3_moe", _QWEN3_MOE, _always_normed, Qwen2MoeTensorProcessor),
     "smollm3": Family("smollm3", tensors=LlamaTensorProcessor),
     "arcee": Family("arcee", more=_biased, tensors=LlamaTensorProcessor),
     "seed_oss": Family("seed_oss", more=_biased),
