@@ -7,13 +7,16 @@
         tqdm requests huggingface_hub python-dotenv pydantic overrides
     python -m benchmarks.real_models bfcl --model FILE.gguf --peers /tmp/peers --cases 48 --odd --choice auto required
     python -m benchmarks.real_models tools --model FILE.gguf --peers /tmp/peers
+    python -m benchmarks.real_models agreement --model FILE.gguf --peers /tmp/peers --cases 40
 
 `bfcl` sends cases of BFCL as a client of /v1/chat/completions, at temperature 0, and judges them with BFCL's own
 checker of syntax trees. Its columns: "strict" counts the calls that the answer has; "read leniently" also counts JSON
 in the text of an answer without calls, and so says what the model knew; "invalid" counts calls of undeclared tools and
 calls whose arguments do not fit the schema; "limit" counts answers that ended at max_tokens. Rules are tuned on the
-even case numbers and reported on the odd ones. `tools` runs tool-eval-bench's short set. Raw answers are written to
---answers.
+even case numbers and reported on the odd ones. `tools` runs tool-eval-bench's short set. `agreement` asks questions of
+BFCL without their tools, greedily, and computes the answers again with transformers in float32, which unpacks the file
+by itself: after how many tokens it prefers another one, and by how much, and how likely it finds the whole answer. Raw
+answers are written to --answers.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ CATEGORIES = (
     "live_parallel", "live_irrelevance",
 )  # fmt: skip
 MAX_TOKENS = 256
+AGREED_TOKENS = 64
 START_SECONDS = 600
 
 
@@ -52,6 +56,8 @@ def main() -> None:
         if options.what == "bfcl":
             for choice in options.choice:
                 bfcl(options, servers, choice)
+        elif options.what == "agreement":
+            agreement(options, servers)
         else:
             for name, url in servers.items():
                 tool_eval_bench(options, name, url)
@@ -59,7 +65,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["bfcl", "tools"])
+    parser.add_argument("what", choices=["bfcl", "tools", "agreement"])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--peers", type=Path, required=True, help="the environment of the peers")
     parser.add_argument("--servers", nargs="+", default=["ours", "llama.cpp"], choices=["ours", "llama.cpp"])
@@ -136,6 +142,61 @@ def bfcl(options: argparse.Namespace, servers: dict[str, str], choice: str) -> N
                 )
     for name in servers:
         show(name, choice, [row for row in rows if row["server"] == name])
+
+
+def agreement(options: argparse.Namespace, servers: dict[str, str]) -> None:
+    """Print how long each greedy answer is the one that transformers gives in float32, which goes on from the tokens of
+    the answer, so that one forward says all: up to the first difference, they are its own."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from agent_server.model_files import load_model_files
+
+    torch.set_num_threads(options.threads)
+    tokenizer = load_model_files(str(options.model)).tokenizer
+    folder, name = options.model.parent, options.model.name
+    reference = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()
+    lister = [str(options.peers / "bin/python"), str(Path(__file__).parent / "_peer_bfcl.py"), "cases"]
+    listed = subprocess.run([*lister, *options.categories], stdout=subprocess.PIPE, check=True, text=True).stdout
+    cases = list(map(json.loads, listed.splitlines()))
+    file = options.answers / f"agreement-{options.model.stem}.jsonl"
+    rows: list[dict[str, Any]] = []
+    with file.open("w") as answers, torch.inference_mode():
+        for case in cases[:: len(cases) // options.cases][: options.cases]:
+            for server, url in servers.items():
+                prompt = httpx.post(f"{url}/apply-template", json={"messages": case["messages"]}).json()["prompt"]
+                ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+                body = {"model": "default", "prompt": ids, "temperature": 0}
+                if server == "ours":
+                    body |= {"max_tokens": AGREED_TOKENS, "return_token_ids": True}
+                    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=None).raise_for_status().json()
+                    tokens = reply["choices"][0]["token_ids"]
+                else:
+                    body |= {"n_predict": AGREED_TOKENS, "return_tokens": True}
+                    reply = httpx.post(f"{url}/completion", json=body, timeout=None).raise_for_status().json()
+                    tokens = reply["tokens"]
+                logits = reference(torch.tensor([ids + tokens])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+                best, likely = logits.max(-1)
+                given = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+                differing = (likely != torch.tensor(tokens)).nonzero().flatten().tolist()
+                row = {"server": server, "case": case["id"], "tokens": len(tokens), "mean": given.mean().item()}
+                row |= {"agreed": differing[0] if differing else len(tokens), "differing": len(differing)}
+                row["gap"] = (best - given)[differing[0]].item() if differing else 0.0
+                rows.append({**row, "text": tokenizer.decode(tokens, skip_special_tokens=False)})
+                answers.write(json.dumps(rows[-1]) + "\n")
+                answers.flush()
+                print(row, file=sys.stderr, flush=True)
+    for server in servers:
+        own = [row for row in rows if row["server"] == server]
+        gaps = sorted(row["gap"] for row in own if row["differing"])
+        agreed = sorted(row["agreed"] for row in own)
+        print(
+            f"{server}: {len(own) - len(gaps)} of {len(own)} answers agree to their end; tokens before the first "
+            f"difference: {sum(agreed) / len(own):.1f} on average, median {agreed[len(own) // 2]}, least {agreed[0]}; "
+            f"{sum(row['differing'] for row in own)} of {sum(row['tokens'] for row in own)} tokens differ; the first "
+            f"differences, in nats: {', '.join(f'{gap:.2f}' for gap in gaps)}; least likely answer "
+            f"{min(row['mean'] for row in own):.2f} nats a token"
+        )
 
 
 def judged(checker: list[str], row: dict[str, Any]) -> dict[str, Any]:
