@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from agent_server.http.auth.principal import asking_tenant
 from agent_server.http.served_models import ModelFactory, Served, serve_models
 from agent_server.http.server import BUNDLED, BUNDLED_NAME, StartupError
 from agent_server.media.intake import Intake
@@ -55,7 +56,13 @@ def chat_model(settings: Settings, engine: Engine | None = None, *, shared: bool
     if template is not None and not template.is_file():
         raise StartupError(f"There is no chat template at {template}.")
     engine = engine or choose_engine(settings, source, name, shared=shared)
-    return ChatModel(name, engine, lambda: load_prompts(settings, source), settings.output, Intake(settings.media))
+    return ChatModel(
+        name,
+        engine,
+        lambda: load_prompts(settings, source),
+        settings.output,
+        Intake(settings.media, tenant=asking_tenant),
+    )
 
 
 def other_model(settings: Settings, source: str | None) -> tuple[Settings, ChatModel]:

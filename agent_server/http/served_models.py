@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from agent_server.agents import Agent, LoadError
 from agent_server.agents.agent import NAME
 from agent_server.engine_protocol.protocol import EngineError
+from agent_server.http.auth.principal import asking_tenant
 from agent_server.http.server import BUNDLED, BUNDLED_NAME, StartupError
 from agent_server.media.intake import Intake
 from agent_server.model_files import local_source, source_name
@@ -90,7 +91,9 @@ def serve_models(settings: Settings, factory: ModelFactory, *, for_guests: bool 
                 raise EngineError("unavailable", message) from error
 
         prompts = functools.cache(lambda: factory.prompts(guest_settings))
-        pooled = PooledModel(name, make, prompts, guest_settings.output, Intake(guest_settings.media))
+        pooled = PooledModel(
+            name, make, prompts, guest_settings.output, Intake(guest_settings.media, tenant=asking_tenant)
+        )
         pool = ModelPool(guest_settings.pool)
         pool.add(pooled)
         pool.any_loaded = True

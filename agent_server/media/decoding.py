@@ -9,6 +9,8 @@ import json
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,21 +28,61 @@ DIGEST_BYTES = 16
 LENGTH_BYTES = 4
 
 
+class FairSlots:
+    """A number of slots that waiting tenants get in turn: a tenant with many slow files delays another by one."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @contextlib.asynccontextmanager
+    async def hold(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it."""
+        if self._free:
+            self._free -= 1
+        else:
+            slot = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(tenant, deque()).append(slot)
+            try:
+                await slot
+            except asyncio.CancelledError:
+                if slot.done() and not slot.cancelled():
+                    self._release()
+                raise
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        while self._waiting:
+            tenant = next(iter(self._waiting))
+            queue = self._waiting.pop(tenant)
+            slot = queue.popleft()
+            if queue:
+                self._waiting[tenant] = queue  # behind the other tenants
+            if not slot.done():
+                slot.set_result(None)
+                return
+        self._free += 1
+
+
 class Children:
     """The processes that decode one kind of file, at most PROCESSES at once, started on demand. Belongs to one event
-    loop. kind: of `decoder_child`. noun: the name of a file in errors."""
+    loop. kind: of `decoder_child`. noun: the name of a file in errors. tenant: returns whose file is decoded."""
 
-    def __init__(self, kind: str, noun: str, limits: MediaLimits, memory: int) -> None:
+    def __init__(self, kind: str, noun: str, limits: MediaLimits, memory: int, tenant: Callable[[], str]) -> None:
         self._kind = kind
         self._noun = noun
         self._limits = limits
         self._memory = memory
+        self._tenant = tenant
         self._idle: list[Process] = []
-        self._slots = asyncio.Semaphore(PROCESSES)
+        self._slots = FairSlots(PROCESSES)
 
     async def ask(self, data: bytes, most: int, more: int = 0) -> memoryview:
         """Decode a file within two bounds. Raises Refused."""
-        async with self._slots:
+        async with self._slots.hold(self._tenant()):
             process = await self._take()
             assert process.stdin is not None and process.stdout is not None
             try:
@@ -93,12 +135,12 @@ class Pages(NamedTuple):
 
 
 class Decoder:
-    """The decoders of all kinds of files."""
+    """The decoders of all kinds of files. tenant: returns whose file is decoded; tenants get the processes in turn."""
 
-    def __init__(self, limits: MediaLimits, *, memory: int = MEMORY) -> None:
-        self.pictures = Children("picture", "picture", limits, memory)
-        self.documents = Children("document", "PDF", limits, memory)
-        self.sounds = Children("sound", "recording", limits, memory)
+    def __init__(self, limits: MediaLimits, *, memory: int = MEMORY, tenant: Callable[[], str] = str) -> None:
+        self.pictures = Children("picture", "picture", limits, memory, tenant)
+        self.documents = Children("document", "PDF", limits, memory, tenant)
+        self.sounds = Children("sound", "recording", limits, memory, tenant)
 
     async def decode(self, data: bytes, pixels: int) -> Picture:
         """Decode a picture of at most `pixels` pixels. Raises Refused."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Self
 
@@ -43,16 +43,21 @@ class MediaMemory:
 
 
 class Intake:
-    """The media reader of a server. `fetcher` and `decoder` default to ones with these limits. used_bytes: size of the
-    decoded media that requests use now."""
+    """The media reader of a server. `fetcher` and `decoder` default to ones with these limits. tenant: returns whose
+    request is read. used_bytes: size of the decoded media that requests use now."""
 
     def __init__(
-        self, limits: MediaLimits | None = None, *, fetcher: Fetcher | None = None, decoder: Decoder | None = None
+        self,
+        limits: MediaLimits | None = None,
+        *,
+        fetcher: Fetcher | None = None,
+        decoder: Decoder | None = None,
+        tenant: Callable[[], str] = str,
     ) -> None:
         self.limits = limits = limits or MediaLimits()
         self.used_bytes = 0
         self._fetcher = fetcher or Fetcher(limits)
-        self._decoder = decoder or Decoder(limits)
+        self._decoder = decoder or Decoder(limits, tenant=tenant)
         self._documents = Documents(limits, self._fetcher, self._decoder)
 
     def hold(self) -> MediaMemory:

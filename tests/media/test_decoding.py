@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 import zlib
+from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,30 @@ async def test_what_is_drawn_is_what_comes(decoder):
     assert png_ == webp
     assert other.digest != png_.digest
     assert len(decoder.pictures._idle) == 1
+
+
+async def test_a_tenant_with_many_files_delays_another_by_a_few():
+    """Tenants get the two processes in turn: the other's file is not behind all that came before it."""
+    tenant = ContextVar("tenant")
+    decoder = Decoder(MediaLimits(seconds=20), tenant=tenant.get)
+    finished, data = [], encoded(gradient())
+
+    async def decode(name):
+        tenant.set(name)
+        await decoder.decode(data, MOST)
+        finished.append(name)
+
+    given_up = asyncio.create_task(decode("a"))
+    async with asyncio.TaskGroup() as group:
+        for name in "aaaaaaaa":
+            group.create_task(decode(name))
+        await asyncio.sleep(0)
+        group.create_task(decode("b"))
+        await asyncio.sleep(0)
+        given_up.cancel()
+    await decoder.close()
+    assert finished.index("b") <= 4
+    assert len(finished) == 9
 
 
 async def test_it_stands_upright_and_its_metadata_is_gone(decoder):

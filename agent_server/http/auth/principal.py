@@ -60,6 +60,12 @@ asking: ContextVar[Principal | None] = ContextVar("asking", default=None)
 """The principal, in the task of a request and in tasks that it starts."""
 
 
+def asking_tenant() -> str:
+    """Return the tenant of the request that the current task belongs to."""
+    principal = asking.get()
+    return "" if principal is None else principal.tenant
+
+
 over_websocket: ContextVar[bool] = ContextVar("over_websocket", default=False)
 
 
