@@ -108,7 +108,7 @@ test("what greets a visitor is painted with the page, and not again with its scr
   await page.goto(server.url, { waitUntil: "commit" });
   await page.waitForFunction(() => window.largest.length > 0);
   come();
-  await page.waitForFunction(() => document.documentElement.dataset.font !== undefined);
+  await page.evaluate(() => document.fonts.load("1em Inter"));
   await page.getByRole("list", { name: "Suggestions" }).waitFor();
   await page.waitForLoadState("networkidle");
   const largest = await page.evaluate(() => window.largest);
