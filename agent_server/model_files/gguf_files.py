@@ -70,7 +70,7 @@ class GgufFile(msgspec.Struct, frozen=True, kw_only=True):
     def architecture(self) -> str:
         return str(self.metadata["general.architecture"])
 
-    def says(self, key: str) -> object:
+    def setting(self, key: str) -> object:
         """Return a value under the architecture's prefix; None if the file has none."""
         return self.metadata.get(f"{self.architecture}.{key}")
 
@@ -118,7 +118,7 @@ def gguf_model_files(path: Path) -> ModelFiles:
         number = file.metadata.get(f"tokenizer.ggml.{word}_token_id")
         if isinstance(number, int) and 0 <= number < len(tokens):
             special[name] = str(tokens[number])
-    context = file.says("context_length")
+    context = file.setting("context_length")
     return ModelFiles(
         tokenizer=tokenizer,
         templates=_templates(file.metadata),

@@ -204,7 +204,7 @@ class NeoxTensors(TensorProcessor):  # type: ignore[misc]
 
 def _sliding_layers(file: GgufFile) -> dict[str, object]:
     """Which layers see a window only."""
-    pattern = file.says("attention.sliding_window_pattern")
+    pattern = file.setting("attention.sliding_window_pattern")
     if not isinstance(pattern, list):
         return {}
     return {"layer_types": ["sliding_attention" if each else "full_attention" for each in pattern]}
@@ -216,15 +216,15 @@ def _query_norm(file: GgufFile) -> dict[str, object]:
 
 def _mistral3(file: GgufFile) -> dict[str, object]:
     """Ministral 3 scales its positions; Mistral Small 3.1 and 3.2, whose files name the same architecture, do not."""
-    return {} if file.says("rope.scaling.type") else {"model_type": "mistral"}
+    return {} if file.setting("rope.scaling.type") else {"model_type": "mistral"}
 
 
 def _routing(file: GgufFile) -> dict[str, object]:
     """How a router of the kind of DeepSeek's chooses experts."""
     return {
-        "norm_topk_prob": bool(file.says("expert_weights_norm")),
-        "n_group": file.says("expert_group_count") or 1,
-        "topk_group": file.says("expert_group_used_count") or 1,
+        "norm_topk_prob": bool(file.setting("expert_weights_norm")),
+        "n_group": file.setting("expert_group_count") or 1,
+        "topk_group": file.setting("expert_group_used_count") or 1,
     }
 
 
@@ -255,20 +255,22 @@ SIGMOID = 2
 
 
 def _deepseek(file: GgufFile) -> dict[str, object]:
-    rotated = file.says("rope.dimension_count")
-    widths = file.says("attention.key_length_mla") or file.says("attention.key_length")
+    rotated = file.setting("rope.dimension_count")
+    widths = file.setting("attention.key_length_mla") or file.setting("attention.key_length")
     if not isinstance(rotated, int) or not isinstance(widths, int):
         raise KeyError(f"{file.architecture}.rope.dimension_count and attention.key_length")
     values: dict[str, object] = {
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": widths - rotated,
-        "v_head_dim": file.says("attention.value_length_mla") or file.says("attention.value_length"),
-        "q_lora_rank": file.says("attention.q_lora_rank"),
-        "num_key_value_heads": file.says("attention.head_count"),
+        "v_head_dim": file.setting("attention.value_length_mla") or file.setting("attention.value_length"),
+        "q_lora_rank": file.setting("attention.q_lora_rank"),
+        "num_key_value_heads": file.setting("attention.head_count"),
         "head_dim": rotated,
         **_routing(file),
     }
-    if file.says("expert_gating_func") == SIGMOID or any(name.endswith(".exp_probs_b.bias") for name in file.tensors):
+    if file.setting("expert_gating_func") == SIGMOID or any(
+        name.endswith(".exp_probs_b.bias") for name in file.tensors
+    ):
         values["model_type"] = "deepseek_v3"
     elif values["n_group"] != 1:
         values["topk_method"] = "group_limited_greedy"
@@ -276,7 +278,7 @@ def _deepseek(file: GgufFile) -> dict[str, object]:
 
 
 def _lfm2_moe(file: GgufFile) -> dict[str, object]:
-    heads = file.says("attention.head_count_kv")
+    heads = file.setting("attention.head_count_kv")
     if not isinstance(heads, list):
         raise KeyError(f"{file.architecture}.attention.head_count_kv of each layer")
     return {
@@ -287,8 +289,8 @@ def _lfm2_moe(file: GgufFile) -> dict[str, object]:
 
 
 def _gemma4(file: GgufFile) -> dict[str, object]:
-    sliding, heads = file.says("attention.sliding_window_pattern"), file.says("attention.head_count_kv")
-    widths = file.says("feed_forward_length")
+    sliding, heads = file.setting("attention.sliding_window_pattern"), file.setting("attention.head_count_kv")
+    widths = file.setting("feed_forward_length")
     if not isinstance(sliding, list):
         raise KeyError(f"{file.architecture}.attention.sliding_window_pattern")
     full_layers = [number for number, each in enumerate(sliding) if not each]
@@ -299,7 +301,7 @@ def _gemma4(file: GgufFile) -> dict[str, object]:
     if isinstance(widths, list):  # layers that share earlier keys and values are twice as wide
         values["intermediate_size"], values["use_double_wide_mlp"] = widths[0], widths[0] != widths[-1]
     values["attention_k_eq_v"] = f"blk.{full_layers[0]}.attn_v.weight" not in file.tensors
-    values["enable_moe_block"] = bool(file.says("expert_count"))
+    values["enable_moe_block"] = bool(file.setting("expert_count"))
     if (places := file.tensors.get("per_layer_token_embd.weight")) is not None:
         values["vocab_size_per_layer_input"] = places.shape[0]
     return values
@@ -313,7 +315,7 @@ def _falcon(file: GgufFile) -> dict[str, object]:
     two_norms = "blk.0.attn_norm_2.weight" in file.tensors
     return {
         "new_decoder_architecture": two_norms,
-        "multi_query": file.says("attention.head_count_kv") == 1,
+        "multi_query": file.setting("attention.head_count_kv") == 1,
         "parallel_attn": True,
         "bias": "blk.0.attn_qkv.bias" in file.tensors,
         "alibi": False,
@@ -405,7 +407,7 @@ FAMILIES = {
 
 def family_of(file: GgufFile) -> Family | None:
     """Return the family of a file that transformers does not read, or reads as another one."""
-    if file.architecture == "llama" and file.says("expert_count"):
+    if file.architecture == "llama" and file.setting("expert_count"):
         return FAMILIES["mixtral"]
     return FAMILIES.get(file.architecture)
 
@@ -431,12 +433,12 @@ def family_configuration(family: Family, file: GgufFile) -> PreTrainedConfig:
     # A configuration has a window by default, where a file that names none has none.
     values: dict[str, object] = {"sliding_window": None} if "sliding_window" in known else {}
     for key, name in {**VALUES, **family.values}.items():
-        if (value := file.says(key)) is not None and (key in family.values or name in known):
+        if (value := file.setting(key)) is not None and (key in family.values or name in known):
             values[name] = value
     for key in ("block_count", "embedding_length", "attention.head_count"):
         if VALUES[key] not in values:
             raise KeyError(f"{file.architecture}.{key}")
-    further = file.says("nextn_predict_layers")
+    further = file.setting("nextn_predict_layers")
     if isinstance(further, int):  # layers that predict tokens after the next one, which transformers does not compute
         values["num_hidden_layers"] = int(str(values["num_hidden_layers"])) - further
     values["vocab_size"] = file.tensors["token_embd.weight"].shape[0]

@@ -81,7 +81,7 @@ def configuration(file: GgufFile) -> PreTrainedConfig:
             )
         raise EngineError("unavailable", message) from error
     for key, name in WORDS.items() if family is None else ():
-        value = file.says(key)
+        value = file.setting(key)
         if value is not None and getattr(config, name, None) is not None:
             setattr(config, name, value)
     if file.architecture not in TRIED:
@@ -106,30 +106,30 @@ def _set_rope_parameters(config: PreTrainedConfig, file: GgufFile) -> None:
     parameters = getattr(config, "rope_parameters", None)  # absent where positions are learned, or states recur
     rope: dict[str, Any] = parameters if isinstance(parameters, dict) else {}
     rope = rope.get("full_attention", rope)  # Gemma 3 has one for each kind of layer; the file's are for this kind
-    if (base := file.says("rope.freq_base")) is not None:
+    if (base := file.setting("rope.freq_base")) is not None:
         rope["rope_theta"] = base
-    width = file.says("rope.dimension_count")
+    width = file.setting("rope.dimension_count")
     if isinstance(width, int) and "head_dim" not in (getattr(config, "per_layer_attributes", None) or ()):
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if width != head or "partial_rotary_factor" in rope:  # a configuration may rotate a part by default
             rope["partial_rotary_factor"] = width / head
-    kind = file.says("rope.scaling.type") or ("longrope" if LONG_FACTORS in file.tensors else "none")
-    original = file.says("rope.scaling.original_context_length")
+    kind = file.setting("rope.scaling.type") or ("longrope" if LONG_FACTORS in file.tensors else "none")
+    original = file.setting("rope.scaling.original_context_length")
     if kind in ("linear", "yarn"):
-        rope |= {"rope_type": kind, "factor": file.says("rope.scaling.factor")}
+        rope |= {"rope_type": kind, "factor": file.setting("rope.scaling.factor")}
         for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
-            if (value := file.says(f"rope.scaling.{key}")) is not None:
+            if (value := file.setting(f"rope.scaling.{key}")) is not None:
                 rope[name] = value
-        multiplier = file.says("rope.scaling.yarn_log_multiplier")
+        multiplier = file.setting("rope.scaling.yarn_log_multiplier")
         if isinstance(multiplier, float) and file.architecture in MULTIPLIERS:
             scale = multiplier / MULTIPLIERS[file.architecture]
             rope |= {"mscale": scale, "mscale_all_dim": scale}
-        if (temperature := file.says("attention.temperature_scale")) is not None and "llama_4_scaling_beta" in rope:
+        if (temperature := file.setting("attention.temperature_scale")) is not None and "llama_4_scaling_beta" in rope:
             rope["llama_4_scaling_beta"] = temperature
     elif kind == "longrope":
         factors = tensors(file, SHORT_FACTORS, LONG_FACTORS)
         rope |= {"rope_type": kind, "short_factor": factors[0].tolist(), "long_factor": factors[1].tolist()}
-        rope |= {"attention_factor": file.says("rope.scaling.attn_factor") or 1.0}
+        rope |= {"attention_factor": file.setting("rope.scaling.attn_factor") or 1.0}
     elif (
         kind == "none" and rope.get("rope_type") == "yarn"
     ):  # the configuration's default, which the file does not name
