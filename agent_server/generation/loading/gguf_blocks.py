@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
-from agent_server.generation.loading.ggml import BlockMatrix
 from agent_server.generation.loading.linear_layers import ReplacementLinear
+
+if TYPE_CHECKING:
+    from agent_server.generation.loading.ggml import BlockMatrix  # of the extra gguf
 
 
 class BlockLinear(ReplacementLinear):
