@@ -29,7 +29,7 @@ export function App() {
   const [failure, setFailure] = useState<Refusal | null>(null);
   const address = useMemo(() => replayAddress(location.search), []);
   const { show, dismissErrors } = toasts;
-  const askServer = server.ask;
+  const loseServer = server.lose;
   const forgive = useCallback(() => {
     setFailure(null);
     dismissErrors();
@@ -39,13 +39,13 @@ export function App() {
     ({ error, code }: KitError) => {
       if (WANTED.has((error as { code?: string }).code ?? "") || error.name === "AbortError" || /HTTP 401/.test(error.message)) return;
       if (code === "runtime_info_fetch_failed") return; // the banner says so for as long as it lasts
-      if (isLost(error)) askServer();
+      if (isLost(error)) loseServer();
       const text = words(error);
       const full = (error as { code?: string }).code === "context_length_exceeded";
       if (code.startsWith("agent_run")) setFailure({ text, full }); // the conversation shows it, with a button to try again
       else show({ kind: "error", title: TITLES[code] ?? "Something went wrong", text });
     },
-    [show, askServer],
+    [show, loseServer],
   );
 
   const { returns } = server;

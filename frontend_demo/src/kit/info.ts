@@ -41,6 +41,8 @@ export interface Server {
   /** Grows by one each time that the server comes back after it was gone. */
   returns: number;
   ask: () => void;
+  /** Counts the server as gone until it answers, for whoever has seen a connection to it fail. */
+  lose: () => void;
 }
 
 /** Polls /copilotkit/info: seldom while all is well, often while the model loads or the server is away. */
@@ -91,5 +93,10 @@ export function useServer(): Server {
     return () => clearTimeout(timer);
   }, [round, reach, eager]);
 
-  return { info, reach, returns, ask: useCallback(() => setRound((count) => count + 1), []) };
+  const again = useCallback(() => setRound((count) => count + 1), []);
+  const lose = useCallback(() => {
+    setReach("gone"); // a line that is back before the next question is a return, too
+    again();
+  }, [again]);
+  return { info, reach, returns, ask: again, lose };
 }
