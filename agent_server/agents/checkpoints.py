@@ -167,11 +167,12 @@ class Checkpointer:
         self._journal.body = lambda: self._last_saved
         self._journal.changed()
 
-    def resume_turn(self, checkpoint: RunCheckpoint) -> None:
-        """Continue an interrupted turn; its saved checkpoint stays unchanged."""
-        assert checkpoint.turn is not None and self._context.saved is not None
+    def resume(self, checkpoint: RunCheckpoint) -> None:
+        """Continue from a saved checkpoint, which stays unchanged while an interrupted turn continues."""
         self._step, self._turn = checkpoint.step, checkpoint.turn
-        self._journal.resume_turn(checkpoint.turn, self._context.saved.turn(checkpoint.turn))
+        if checkpoint.turn is not None:
+            assert self._context.saved is not None
+            self._journal.resume_turn(checkpoint.turn, self._context.saved.turn(checkpoint.turn))
 
     @contextlib.asynccontextmanager
     async def during(self, calls: Sequence[CallCheckpoint], *, harmless: bool) -> AsyncIterator[None]:
@@ -181,7 +182,7 @@ class Checkpointer:
         RequestError if the store does not accept it, and Superseded if another server continues the run.
         """
         self._journal.end_turn()
-        if not self._saves or all(each.ended or each.asks for each in calls):
+        if not self._saves or all(each.asks for each in calls):  # no result is sent
             yield
             return
         self._turn = None
@@ -191,7 +192,8 @@ class Checkpointer:
         self._journal.changed()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SAVE_SECONDS
-        while True:
+        are_made = any(not (each.ended or each.asks) for each in calls)
+        while are_made:
             try:
                 await self._journal.flush()
                 break

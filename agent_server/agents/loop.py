@@ -83,6 +83,8 @@ class Loop:
 
     async def resume_orphan(self, checkpoint: RunCheckpoint) -> Outcome:
         """Continue a run whose server stopped during a turn of the model, or while tool calls were running."""
+        assert self._checkpointer is not None
+        self._checkpointer.resume(checkpoint)
         if checkpoint.turn is not None:
             outcome = await self._resume_turn(checkpoint)
         elif checkpoint.step and self._recorder.is_open(_step_name(checkpoint.step)):
@@ -94,8 +96,6 @@ class Loop:
     async def _resume_turn(self, checkpoint: RunCheckpoint) -> Outcome | None:
         """Continue an interrupted turn. If the engine cannot, start the turn again and send readers a snapshot of the
         conversation before it."""
-        assert self._checkpointer is not None
-        self._checkpointer.resume_turn(checkpoint)
         try:
             return await self._run_step(
                 checkpoint.step, self._turn_and_calls(checkpoint.step, resumed=True), started=True

@@ -19,13 +19,14 @@ from typing import Any
 import pytest
 
 from agent_server.agents import Agent, tool
+from agent_server.agents.checkpoints import Checkpointer
 from agent_server.agents.interrupts import UNKNOWN
 from agent_server.engines.scripted import Script
 from agent_server.runs.store import Store
 from events.lifecycle import Verifier
 from events.message import Folder
 from events.options import GenerationOptions, SamplingParams
-from events.vocabulary import Event, RunFinished, TextMessageContent, ToolCallResult
+from events.vocabulary import Event, RunFinished, StepStarted, TextMessageContent, ToolCallEnd, ToolCallResult
 from tests.agents.harness import House, of
 from tests.agents.models import Model, call
 
@@ -130,6 +131,7 @@ class World:
             folder.add(event)
         assert folder.issues == [] and isinstance(events[-1], RunFinished)
         assert "".join(each.delta for each in of(events, TextMessageContent)) == "I look first." + ANSWER
+        assert [each.step_name for each in of(events, StepStarted)] == ["step 1", "step 2"]
         looked, paid = of(events, ToolCallResult)
         assert looked.content == "looked at may" and paid.content in ("paid 5", UNKNOWN)
         stored = await store.messages("", "t")
@@ -159,6 +161,34 @@ async def test_a_run_goes_on_from_every_kill_point(tmp_path: Path, deep: int, mo
             _, more = await world.lives(point.database, point.seen)
             following += more
         points = following
+
+
+async def test_servers_that_are_killed_between_two_turns_send_each_result_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A turn begins late, so that what was sent before it is committed without it."""
+    begin_turn = Checkpointer.begin_turn
+
+    async def begin_later(self: Checkpointer, step: int) -> None:
+        await asyncio.sleep(0.03)
+        await begin_turn(self, step)
+
+    monkeypatch.setattr(Checkpointer, "begin_turn", begin_later)
+    world = World(tmp_path)
+    _, points = await world.lives(tmp_path / "first.db", begins=True)
+    for _ in range(2):
+        between = [point for point in points if _is_between_turns(point)]
+        assert between
+        points = []
+        for point in between:
+            world.paid = point.paid
+            points += (await world.lives(point.database, point.seen))[1]
+
+
+def _is_between_turns(point: KillPoint) -> bool:
+    events = [event for _, event in point.seen]
+    text = "".join(each.delta for each in of(events, TextMessageContent))
+    return len(of(events, ToolCallEnd)) == 2 and text == "I look first."
 
 
 def _accepted(database: Path) -> bool:
