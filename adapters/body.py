@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from itertools import accumulate
 from typing import Any, TypeVar, get_args
 
@@ -258,6 +259,10 @@ def convert(value: object, kind: type[T] | object, at: str) -> T:
     return result
 
 
+_fields = cache(msgspec.structs.fields)
+"""The fields of a class; msgspec evaluates its annotations anew for each call."""
+
+
 def _note_unknown(value: object, kind: object, at: str) -> None:
     if isinstance(value, list):
         for each in get_args(kind):
@@ -268,7 +273,7 @@ def _note_unknown(value: object, kind: object, at: str) -> None:
         struct = next((each for each in types if issubclass(each, Lenient)), None)
         if struct is not None:
             known_only(value, struct.__struct_encode_fields__, at)
-            for field in msgspec.structs.fields(struct):
+            for field in _fields(struct):
                 _note_unknown(value.get(field.encode_name), field.type, f"{at}.{field.encode_name}")
 
 

@@ -48,6 +48,8 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     config = EngineConfig(model=options.model, threads=1, max_batch=max(options.streams), quantize=options.quantize)
     core, info = load(config, lambda status: None)
+    if core.record is not None:  # a server does it when it first has no work
+        core.record()
     peers = [AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval() for _ in range(2)]
     vocab = info.vocab_size
     weights = options.quantize or info.details["dtype"]

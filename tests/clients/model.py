@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import msgspec
+import numpy as np
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,6 +28,7 @@ CONTEXT = 131_072
 TEMPLATE = Path(__file__).with_name("coder.jinja")
 PICTURE = "<|pad|>"
 Decide = Callable[[str], Script | None]
+Tokens = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def call(made: Call) -> Script:
@@ -55,11 +59,11 @@ class Model:
         if sees:
             (pad,) = self.engine.vocabulary.encode(PICTURE)
             self.engine._info = msgspec.structs.replace(self.engine.info, placeholders={"image": pad})
-        self._seen: list[tuple[int, ...]] = []
+        self._seen: list[Tokens] = []
 
     def answer(self, request: GenerationRequest) -> Script:
-        ids = tuple(request.prompt_token_ids)
-        prompt = self.read(ids)
+        ids = np.array(request.prompt_token_ids)
+        prompt = self.read(request.prompt_token_ids)
         script = self.decide(prompt)
         if script is None and "<tools>" not in prompt:
             return Script(text="Colours")
@@ -69,7 +73,7 @@ class Model:
         self.cached.append(cached)
         if script is None:
             script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
-        self._seen.append((*ids, *self.engine.vocabulary.encode(script.text)))
+        self._seen.append(np.append(ids, self.engine.vocabulary.encode(script.text)))
         return msgspec.structs.replace(script, cached_tokens=cached)
 
     def prompt(self, index: int = -1) -> str:
@@ -85,20 +89,23 @@ class Model:
     def difference(self, index: int) -> str:
         """Where a turn's prompt leaves the one before and its answer."""
         place = self.cached[index]
-        ids, earlier = self.requests[index].prompt_token_ids, self._seen[index - 1]
+        ids, earlier = self.requests[index].prompt_token_ids, self._seen[index - 1].tolist()
         return f"{self.read(earlier[place - 20 : place + 60])!r} became {self.read(ids[place - 20 : place + 60])!r}"
 
 
-def _shared(ids: Sequence[int], earlier: Sequence[int]) -> int:
+def _shared(ids: Tokens, earlier: Tokens) -> int:
     length = min(len(ids), len(earlier))
-    return next((index for index in range(length) if ids[index] != earlier[index]), length)
+    differs = ids[:length] != earlier[:length]
+    return int(differs.argmax()) if differs.any() else length
 
 
 @dataclass
 class Exchange:
-    """One request and its answer. first: seconds until the answer's first bytes."""
+    """One request and its answer. sent: the request's body. first: seconds until the answer's first bytes."""
 
     path: str
+    headers: list[tuple[bytes, bytes]]
+    sent: bytearray = field(default_factory=bytearray)
     status: int = 0
     first: float = 0.0
     body: bytearray = field(default_factory=bytearray)
@@ -114,8 +121,13 @@ class Tap:
         async def tapped(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or scope["method"] != "POST":
                 return await app(scope, receive, send)
-            exchange, began = Exchange(scope["path"]), time.perf_counter()
+            exchange, began = Exchange(scope["path"], list(scope["headers"])), time.perf_counter()
             self.exchanges.append(exchange)
+
+            async def read() -> Message:
+                message = await receive()
+                exchange.sent += message.get("body", b"")
+                return message
 
             async def noted(message: Message) -> None:
                 if message["type"] == "http.response.start":
@@ -125,7 +137,7 @@ class Tap:
                     exchange.body += body
                 await send(message)
 
-            await app(scope, receive, noted)
+            await app(scope, read, noted)
 
         return tapped
 
@@ -133,6 +145,22 @@ class Tap:
     def refusals(self) -> list[Exchange]:
         """Those that said that the prompt is too long."""
         return [each for each in self.exchanges if b"prompt is too long" in each.body.lower()]
+
+
+async def first_events(url: str, model: Model, turns: Sequence[int], repeats: int = 15) -> list[float]:
+    """Send the requests of some turns again, in turns and with no agent beside them. Return the median of the seconds
+    until each one's first event."""
+    model.decide = lambda prompt: Script(text="Done.")
+    repeated = [model.exchanges[turn - 1] for turn in turns]
+    seconds: list[list[float]] = [[] for _ in turns]
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        for _ in range(repeats):
+            for exchange, taken in zip(repeated, seconds, strict=True):
+                headers = [each for each in exchange.headers if each[0] not in (b"host", b"content-length")]
+                answer = await client.post(exchange.path, headers=headers, content=bytes(exchange.sent))
+                assert answer.status_code == 200
+                taken.append(model.exchanges[-1].first)
+    return [statistics.median(each) for each in seconds]
 
 
 @contextlib.asynccontextmanager

@@ -64,7 +64,7 @@ def test_an_embedding_unpacks_the_rows_that_are_asked_for():
 
 
 def loaded(path, **settings):
-    config = EngineConfig(model=str(path), device="cpu", threads=1, flatten=False, **settings)
+    config = EngineConfig(**{"model": str(path), "device": "cpu", "threads": 1, "flatten": False, **settings})
     return Driver.around(*load(config, lambda status: None, lambda files, size: None))
 
 
@@ -89,6 +89,28 @@ def test_a_file_is_served_in_its_own_blocks(family, tmp_path):
             wanted = model(torch.tensor([asked])).logits[0, -1].log_softmax(-1)
         for token in driver.tokens(number)[0].alternatives:
             assert abs(float(wanted[token.id]) - token.logprob) < 0.15
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"])
+def test_a_recorded_forward_computes_with_the_same_blocks(family, tmp_path, monkeypatch):
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, family, Kind.Q4_K, **WIDE_SIZES)
+    driver = loaded(path, flatten=None)
+    asked = prompts(1, seed=3, longest=60)[0]
+
+    def answer(tenant):
+        number = driver.submit(asked, max_tokens=6, logprobs=5, tenant=tenant)
+        driver.finish()
+        return [{each.id: each.logprob for each in token.alternatives} for token in driver.tokens(number)]
+
+    before = answer("one")
+    assert driver.core.runner.flat is None
+    driver.core.record()
+    assert driver.core.runner.flat is not None
+    assert all(module.marker is None for module in blocks_of(driver))
+    monkeypatch.setattr(BlockLinear, "forward", None)
+    for one, other in zip(before, answer("another"), strict=True):
+        assert one == pytest.approx(other, abs=0.05)
 
 
 @pytest.mark.parametrize("settings", [{"dtype": "float32"}, {"quantize": "int8"}])

@@ -17,6 +17,7 @@ from agent_server.generation.execution.runner import PackedRunner
 from agent_server.generation.faults import first_line, raise_if_lost
 from agent_server.generation.loading import attention_kernels
 from agent_server.generation.loading.fallback_check import cache_bytes, find_runner
+from agent_server.generation.loading.gguf_blocks import flatten_blocks, has_blocks
 from agent_server.generation.loading.linear_layers import pack, parameter_count, unpack_read
 from agent_server.generation.loading.memory_plan import (
     CPU_SHARE,
@@ -73,7 +74,7 @@ def choose_runner(
     """Return the packed runner if the model fits it, and otherwise the runner on the model's own caches with a note of
     the reason; and the tokens of a step, fewer than `budget` if the device's memory requires it. slow: gets a sentence
     about each part that is slower than it could be."""
-    uses_recording = is_small(model) if config.flatten is None else config.flatten
+    uses_recording = is_small(model) or has_blocks(model) if config.flatten is None else config.flatten
     if not config.quantize and not uses_recording:
         pack(model)
     choice = _choose(config, model, context, sampler, budget, slow, readers)
@@ -121,7 +122,7 @@ def _choose(
     slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
     cache = KVCache(layers, slabs.total, dtype, device)
     runner = PackedRunner(model, slabs, cache, device, flat=flat)
-    if config.flatten is None and not config.quantize and is_small(model):
+    if config.flatten is None and not config.quantize and (is_small(model) or has_blocks(model)):
         runner.record = lambda: setattr(runner, "flat", _try_recording(model, layers))
     return runner, "", budget
 
@@ -204,7 +205,7 @@ def _try_recording(
 ) -> Recording | None:
     """Record the model's forward; None if the recording does not reproduce the model's logits. reasons: gets the reason
     for None."""
-    recording = flatten(model, how, reasons)
+    recording = flatten_blocks(model, reasons) if has_blocks(model) else flatten(model, how, reasons)
     return recording if recording is not None and fit_flat(model, layers, recording, reasons) else None
 
 

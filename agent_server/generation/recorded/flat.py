@@ -151,6 +151,15 @@ class Recording:
             self._replace(node, part)
             start += len(weight)
 
+    def look_up(self, weight: Tensor, values: Callable[[Tensor], Tensor]) -> None:
+        """Look up the rows of this embedding with a function of the ids, and drop the weight. Call it between `release`
+        and `build`."""
+        for node in self._graph.find_nodes(op="call_function", target=torch.embedding):
+            constant, ids, *_ = node.args
+            if _same(self._constants[constant.target], weight):
+                with self._graph.inserting_before(node):
+                    self._replace_by(node, constant, self._graph.call_function(values, (ids,)))
+
     def _product(self, node: Node, prepare: Prepare, multiply: Multiply) -> Node:
         x, *_ = _arguments(node)
         if len(shape(x)) == 2:
@@ -173,6 +182,10 @@ class Recording:
         if bias:
             with self._graph.inserting_before(node):
                 replacement = self._graph.call_function(torch.add, (replacement, bias[0]))
+        self._replace_by(node, constant, replacement)
+
+    def _replace_by(self, node: Node, constant: Node, replacement: Node) -> None:
+        """constant: the node's weight, which is dropped with its last use."""
         node.replace_all_uses_with(replacement)
         self._graph.erase_node(node)
         if not constant.users:
