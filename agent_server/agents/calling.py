@@ -235,13 +235,17 @@ class Caller:
         questions: Questions = []
 
         async def answer(each: Pending) -> CallResult:
-            early_call = early_calls.get(each.call_id)
-            return await (self._execute(each) if early_call is None else early_call.task)
+            if (early_call := early_calls.get(each.call_id)) is not None:
+                return await early_call.task
+            result = await self._execute(each)
+            # Sent as soon as the call has ended, so that it is saved with the result, which waits for earlier calls.
+            return result if result.question is not None else self._with_state_sent(result)
 
         async def record_end(each: Pending, answer: CallResult) -> None:
             """Save the result in the checkpoint and, for a call that an interrupt stopped, with the interrupt as well:
-            such a call must not be made twice."""
-            if self._checkpointer is not None:
+            such a call must not be made twice. An early call is safe to repeat; until its result is sent, its change to
+            the state is nowhere but in its stage."""
+            if self._checkpointer is not None and each.call_id not in early_calls:
                 await self._checkpointer.ended(each.call_id, answer)
             if each.interrupt_id is None:
                 return
@@ -294,16 +298,22 @@ class Caller:
         assert self._context.thread is not None
         await self._context.thread.record_result(interrupt_id, content, message_id)
 
-    def _answer(
-        self, call_id: str, answer: CallResult, message_id: str | None = None, stage: Stage | None = None
-    ) -> None:
-        """Push the call's changes to the state, then send its result and add it to the conversation."""
+    def _with_state_sent(self, answer: CallResult, stage: Stage | None = None) -> CallResult:
+        """Push what changed in the state, for an early call in its stage. Return the result, or an error in its place
+        if the change is refused."""
         try:
             if stage is not None:
                 stage.merge()
             self._state.push()
         except ToolFault as fault:
-            answer = failure(str(fault))
+            return failure(str(fault))
+        return answer
+
+    def _answer(
+        self, call_id: str, answer: CallResult, message_id: str | None = None, stage: Stage | None = None
+    ) -> None:
+        """Push the call's changes to the state, then send its result and add it to the conversation."""
+        answer = self._with_state_sent(answer, stage)
         message_id = message_id or self._context.new_id("msg")
         metadata: dict[str, object] | None = {"isError": True} if answer.failed else None
         if answer.structured is not None:

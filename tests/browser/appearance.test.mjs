@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { PHONE, WIDE, axeSource, browser, converse, openDemo, openPage, picture, say, server, settled, startServer, withServer } from "./harness.mjs";
+import { LOST, PHONE, WIDE, axeSource, browser, converse, openDemo, openPage, picture, say, server, settled, startServer, withServer } from "./harness.mjs";
 
 withServer();
 
@@ -154,7 +154,7 @@ for (const [size, viewport] of [["1440", WIDE], ["390", PHONE]]) {
   for (const colorScheme of ["light", "dark"]) {
     test(`a locked server and one that is gone, at ${size} pixels in ${colorScheme}`, { timeout: 90_000 }, async () => {
       const locked = await startServer("--key", "open-sesame");
-      const page = await openPage(browser, locked.url, { viewport, colorScheme, expected: [/401/, /ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE/, /Failed to load runtime info/, /Agent \w+ not found/] });
+      const page = await openPage(browser, locked.url, { viewport, colorScheme, expected: [/401/, ...LOST] });
       try {
         await page.getByLabel("API key", { exact: true }).fill("open-sesame");
         await look(page, `${size}-${colorScheme}-key`);

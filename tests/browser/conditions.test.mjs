@@ -4,7 +4,7 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import path from "node:path";
 import { test } from "node:test";
-import { becomes, browser, converse, openDemo, openLine, openPage, picture, say, server, settled, startServer, withServer } from "./harness.mjs";
+import { becomes, browser, converse, LOST, openDemo, openLine, openPage, picture, say, server, settled, startServer, withServer } from "./harness.mjs";
 
 withServer();
 
@@ -16,7 +16,7 @@ test("the server is killed and started again: the page says so and goes on", LIM
   const first = await startServer("--store", store);
   let second;
   // "network error" is rethrown by @ag-ui/client's own reader when its socket dies, besides the error that it reports
-  const page = await openDemo(browser, first.url, { expected: [/ERR_CONNECTION_REFUSED|ERR_INCOMPLETE|ERR_CONNECTION_RESET|network error|Failed to fetch/i, /Failed to load runtime info/, /Agent \w+ not found/] });
+  const page = await openDemo(browser, first.url, { expected: LOST });
   try {
     await converse(page, "hello");
     await say(page, "A long answer please");
@@ -41,8 +41,6 @@ test("the server is killed and started again: the page says so and goes on", LIM
     rmSync(folder, { recursive: true });
   }
 });
-
-const LOST = [/ERR_EMPTY_RESPONSE|ERR_CONTENT_LENGTH_MISMATCH|ERR_CONNECTION|ERR_INCOMPLETE|ERR_SOCKET|ERR_INTERNET_DISCONNECTED|ERR_NETWORK_CHANGED|network error|Failed to fetch/i, /Failed to load runtime info/, /Agent \w+ not found/];
 
 test("the status follows the network, and what could not be sent is sent when it is back", LIMITS, async () => {
   const line = await openLine(server.url);

@@ -18,6 +18,12 @@ export const WIDE = { width: 1440, height: 900 };
 export const PHONE = { width: 390, height: 844 };
 /** How long a page may take for what a test waits for: a machine that builds beside the tests is slow, and this is no measurement. */
 const PATIENCE_MS = 20_000;
+/** What a browser and the clients may write to the console when a server is killed or the line is cut, in any state of a request. */
+export const LOST = [
+  /ERR_EMPTY_RESPONSE|ERR_CONTENT_LENGTH_MISMATCH|ERR_CONNECTION|ERR_INCOMPLETE|ERR_SOCKET|ERR_INTERNET_DISCONNECTED|ERR_NETWORK_CHANGED|network error|Failed to fetch/i,
+  /Failed to load runtime info/,
+  /Agent \w+ not found/,
+];
 const FLAGS = [
   "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
   "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",

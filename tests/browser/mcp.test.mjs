@@ -6,10 +6,9 @@ import net from "node:net";
 import { tmpdir } from "node:os";
 import path from "node:path";
 import { after, before, test } from "node:test";
-import { becomes, converse, matches, openDemo, picture, root, say, settled, startBrowser, startServer } from "./harness.mjs";
+import { becomes, converse, LOST, matches, openDemo, picture, root, say, settled, startBrowser, startServer } from "./harness.mjs";
 
 const LIMITS = { timeout: 300_000 };
-const LOST = [/ERR_CONNECTION|ERR_INCOMPLETE|ERR_EMPTY_RESPONSE|network error|Failed to fetch/i, /Failed to load runtime info/, /Agent \w+ not found/];
 const PYTHON = process.env.PYTHON ?? path.join(root, ".venv/bin/python");
 /** Where users sign in: the mcp SDK's own authorization server, and Authlib's where `make test-mcp` installed it. */
 const ISSUERS = process.env.MCP_ENV ? ["the SDK", "Authlib"] : ["the SDK"];

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from agent_server.agents import Agent, tool
+from agent_server.agents import Agent, ToolContext, tool
 from agent_server.agents.checkpoints import Checkpointer
 from agent_server.agents.interrupts import UNKNOWN
 from agent_server.engines.scripted import Script
@@ -45,10 +45,12 @@ class KillPoint:
 
 
 class World:
-    """What outlives every server: the files, and what tools have done."""
+    """What outlives every server: the files, and what tools have done. early: the tool that pays may start early, and
+    so may be called again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, early: bool = False) -> None:
         self.folder = folder
+        self.early = early
         self.numbers = itertools.count()
         self.paid = 0
 
@@ -56,17 +58,18 @@ class World:
         @tool(idempotent=True)
         async def look(at: str) -> str:
             """Look."""
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.02)  # the other call's result waits for this one
             return f"looked at {at}"
 
-        @tool
-        async def pay(sum: int) -> str:
+        @tool(early=self.early)
+        async def pay(sum: int, context: ToolContext) -> str:
             """Pay."""
             self.paid += 1
+            context.state["paid"] = sum
             await asyncio.sleep(0.005)
             return f"paid {sum}"
 
-        return Agent(name="default", tools=[look, pay])
+        return Agent(name="default", tools=[look, pay], state={"paid": 0})
 
     def script(self, told: dict[str, Any]) -> Script:
         if told["messages"][-1]["role"] == "user":
@@ -141,7 +144,9 @@ class World:
         assert stored[-1]["content"] == ANSWER
         assert [each["id"] for each in stored[1:]] == [each["id"] for each in folder.messages]
         assert [each.status for each in await store.runs("", "t")] == ["finished"]
-        assert self.paid <= 1
+        assert self.early or self.paid <= 1
+        if paid.content == "paid 5":
+            assert folder.state == await store.state("", "t") == {"paid": 5}
 
 
 @pytest.mark.parametrize(("deep", "most"), [(1, 60), (3, 16)])
@@ -163,10 +168,11 @@ async def test_a_run_goes_on_from_every_kill_point(tmp_path: Path, deep: int, mo
         points = following
 
 
+@pytest.mark.parametrize("early", [False, True])
 async def test_servers_that_are_killed_between_two_turns_send_each_result_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, early: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """A turn begins late, so that what was sent before it is committed without it."""
+    """With what it changed in the state. A turn begins late, so that what was sent before it is committed without it."""
     begin_turn = Checkpointer.begin_turn
 
     async def begin_later(self: Checkpointer, step: int) -> None:
@@ -174,7 +180,7 @@ async def test_servers_that_are_killed_between_two_turns_send_each_result_once(
         await begin_turn(self, step)
 
     monkeypatch.setattr(Checkpointer, "begin_turn", begin_later)
-    world = World(tmp_path)
+    world = World(tmp_path, early=early)
     _, points = await world.lives(tmp_path / "first.db", begins=True)
     for _ in range(2):
         between = [point for point in points if _is_between_turns(point)]
