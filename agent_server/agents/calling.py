@@ -239,7 +239,7 @@ class Caller:
                 return await early_call.task
             result = await self._execute(each)
             # Sent as soon as the call has ended, so that it is saved with the result, which waits for earlier calls.
-            return result if result.question is not None else self._with_state_sent(result)
+            return result if result.question is not None else self._push_state(result)
 
         async def record_end(each: Pending, answer: CallResult) -> None:
             """Save the result in the checkpoint and, for a call that an interrupt stopped, with the interrupt as well:
@@ -298,7 +298,7 @@ class Caller:
         assert self._context.thread is not None
         await self._context.thread.record_result(interrupt_id, content, message_id)
 
-    def _with_state_sent(self, answer: CallResult, stage: Stage | None = None) -> CallResult:
+    def _push_state(self, answer: CallResult, stage: Stage | None = None) -> CallResult:
         """Push what changed in the state, for an early call in its stage. Return the result, or an error in its place
         if the change is refused."""
         try:
@@ -313,7 +313,7 @@ class Caller:
         self, call_id: str, answer: CallResult, message_id: str | None = None, stage: Stage | None = None
     ) -> None:
         """Push the call's changes to the state, then send its result and add it to the conversation."""
-        answer = self._with_state_sent(answer, stage)
+        answer = self._push_state(answer, stage)
         message_id = message_id or self._context.new_id("msg")
         metadata: dict[str, object] | None = {"isError": True} if answer.failed else None
         if answer.structured is not None:

@@ -34,3 +34,27 @@ def test_it_is_recorded_when_nothing_is_asked_and_says_the_same(monkeypatch):
     serving.join(60)
     assert driver.core.runner.flat is not None and driver.core.record is None
     assert tokens == before
+
+
+def test_an_engine_whose_recording_fails_goes_on(monkeypatch):
+    monkeypatch.setattr(worker, "RECORD_AFTER", 0.0)
+    driver = Driver(make_model("llama"), flatten=None)
+    failed = threading.Event()
+
+    def record():
+        failed.set()
+        raise KeyError("a layer")
+
+    driver.core.record = record
+    sent = SimpleQueue()
+    serving = threading.Thread(target=worker.run, args=(driver.core, sent.put), daemon=True)
+    serving.start()
+    assert failed.wait(120)
+    driver.submit(prompts(1, seed=3)[0], max_tokens=2)
+    ended = None
+    while ended is None:
+        items = getattr(sent.get(timeout=60), "items", ())
+        ended = next((item for _, item in items if isinstance(item, Finished)), None)
+    driver.core.inbox.put(StopWorker())
+    serving.join(60)
+    assert driver.core.runner.flat is None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class BlockLinear(ReplacementLinear):
-    """A linear layer with a matrix in blocks. marker: stands for the matrix while the forward is recorded."""
+    """A linear layer with a matrix in blocks.
+
+    marker: a placeholder for the weight that identifies the layer in a recording; set only while recording.
+    """
 
     marker: Tensor | None
 
@@ -43,7 +45,7 @@ class BlockLinear(ReplacementLinear):
 
 
 class BlockEmbedding(nn.Module):
-    """An embedding whose rows are unpacked when they are looked up. marker: as of `BlockLinear`."""
+    """An embedding whose rows are unpacked when they are looked up. marker: see `BlockLinear`."""
 
     marker: Tensor | None
 
@@ -73,42 +75,31 @@ def has_blocks(model: PreTrainedModel) -> bool:
 
 def flatten_blocks(model: PreTrainedModel, reasons: list[str] | None = None) -> Recording | None:
     """Record the model's forward as `flatten` does, with its products and look-ups in blocks."""
-    with _marked(model) as marked:
-        recording = flatten(model, rewrite_around_products, reasons)
-    if recording is None:
-        return None
-    recording.release()
-    for module, marker in marked:
-        if isinstance(module, BlockLinear):
-            recording.multiply_by([marker], _prepared, _multiplying(module.matrix, model.dtype))
-        else:
-            recording.look_up(marker, _looking_up(module))
-    recording.build()
-    return recording
-
-
-@contextmanager
-def _marked(model: PreTrainedModel) -> Iterator[list[tuple[BlockLinear | BlockEmbedding, Tensor]]]:
-    """Give each layer in blocks a weight of the right shape, without content and almost without memory, by which its
-    product is found in a recording."""
+    dtype = model.dtype
     layers = [each for each in model.modules() if isinstance(each, BlockLinear | BlockEmbedding)]
-    marked = [(each, torch.zeros(1, dtype=model.dtype).expand(each.matrix.shape)) for each in layers]
-    for layer, marker in marked:
+    # Placeholders of the right shape that take almost no memory, by which the layers are found in the recording.
+    markers = [torch.zeros(1, dtype=dtype).expand(each.matrix.shape) for each in layers]
+    for layer, marker in zip(layers, markers, strict=True):
         layer.marker = marker
     try:
-        yield marked
+        recording = flatten(model, rewrite_around_products, reasons)
     finally:
         for layer in layers:
             layer.marker = None
+    if recording is None:
+        return None
 
+    def product(matrix: BlockMatrix) -> Callable[[Tensor], Tensor]:
+        return lambda inputs: matrix.multiply(inputs).to(dtype)
 
-def _prepared(inputs: Tensor) -> Tensor:
-    return inputs.float().contiguous()
+    def rows(matrix: BlockMatrix) -> Callable[[Tensor], Tensor]:
+        return lambda ids: matrix.values(ids).to(dtype)
 
-
-def _multiplying(matrix: BlockMatrix, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    return lambda inputs: matrix.multiply(inputs).to(dtype)
-
-
-def _looking_up(module: BlockEmbedding) -> Callable[[Tensor], Tensor]:
-    return lambda ids: module.matrix.values(ids).to(module.dtype)
+    recording.release()
+    for layer, marker in zip(layers, markers, strict=True):
+        if isinstance(layer, BlockLinear):
+            recording.multiply_by([marker], Tensor.float, product(layer.matrix))
+        else:
+            recording.look_up(marker, rows(layer.matrix))
+    recording.build()
+    return recording

@@ -76,6 +76,8 @@ def _record_forward(core: Core, record: Callable[[], None], send: Send) -> None:
     reporter.start()
     try:
         record()
+    except Exception:
+        logger.exception("The model's forward could not be recorded, so it runs as it is.")
     finally:
         finished.set()
         reporter.join()

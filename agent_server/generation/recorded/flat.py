@@ -125,6 +125,8 @@ class Recording:
         groups: dict[Node, list[Tensor]] = {}
         for node in self._products():
             x, constant, *bias = _arguments(node)
+            if constant.target not in self._constants:  # the model computes it
+                continue
             alone = bias or len(constant.users) > 1
             groups.setdefault(node if alone else x, []).append(self._constants[constant.target])
         matching = (group for group in groups.values() if any(_same(weight, other) for other in group))
@@ -135,10 +137,7 @@ class Recording:
         of all of them, and drop the weights. Call it between `release` and `build`. An input that several products
         prepare is prepared once."""
         nodes = [
-            node
-            for weight in weights
-            for node in self._products()
-            if _same(self._constants[_arguments(node)[1].target], weight)
+            node for weight in weights for node in self._products() if self._is_constant(_arguments(node)[1], weight)
         ]
         if len(weights) == 1:
             for node in nodes:
@@ -156,7 +155,7 @@ class Recording:
         and `build`."""
         for node in self._graph.find_nodes(op="call_function", target=torch.embedding):
             constant, ids, *_ = node.args
-            if _same(self._constants[constant.target], weight):
+            if self._is_constant(constant, weight):
                 with self._graph.inserting_before(node):
                     self._replace_by(node, constant, self._graph.call_function(values, (ids,)))
 
@@ -192,6 +191,11 @@ class Recording:
             self._graph.erase_node(constant)
             constant.meta.clear()  # it refers to the weight too
             del self._constants[str(constant.target)]
+
+    def _is_constant(self, node: Node, weight: Tensor) -> bool:
+        """Return whether a node is this weight. A model may also multiply with tensors that it computes."""
+        constant = self._constants.get(str(node.target))
+        return constant is not None and _same(constant, weight)
 
     def _products(self) -> list[Node]:
         return list(self._graph.find_nodes(op="call_function", target=torch.nn.functional.linear))
