@@ -29,7 +29,8 @@ class ComputeSettings(Section):
     (`cuda:0,cuda:1`) each gets a replica of the model."""
     dtype: str = "auto"
     """`bfloat16`, `float16` or `float32`; auto is bfloat16 on CUDA if the GPU supports it, and on a CPU that
-    multiplies it for checkpoints of 16 bits that are not tiny; float32 on other CPUs."""
+    multiplies it for checkpoints of 16 bits that are not tiny; float32 on other CPUs, and beside the blocks of a GGUF
+    file."""
     quantize: Literal["", "int8", "int4"] = ""
     """Quantise the weights when the model is loaded, to `int8` or `int4`, on a CPU; empty for the checkpoint's own."""
     threads: int = Field(0, ge=0)

@@ -74,6 +74,8 @@ def test_the_served_dtype_is_the_files(tmp_path):
         path = tmp_path / f"{found}.gguf"
         write_gguf(path, "qwen3", kind)
         assert configuration(read_gguf(path)).dtype == found
+    write_gguf(path := tmp_path / "router.gguf", "qwen3-moe", Kind.Q8_0, hidden_size=64)
+    assert configuration(read_gguf(path)).dtype == torch.bfloat16  # although the router is in float32
 
 
 def test_a_quantised_file_can_be_computed_in_eight_bits(tmp_path):

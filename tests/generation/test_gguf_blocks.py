@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.functional import linear as product
 
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.generation.loading import gguf_weights, weights
+from agent_server.generation import device
+from agent_server.generation.loading import gguf_weights, loader, weights
 from agent_server.generation.loading.ggml import FORMATS, BlockMatrix, ggml
 from agent_server.generation.loading.gguf_blocks import BlockEmbedding, BlockLinear
 from agent_server.generation.loading.linear_layers import parameter_count
@@ -118,6 +119,19 @@ def test_weights_of_another_kind_are_made_where_they_are_asked_for(settings, tmp
     path = tmp_path / "tiny.gguf"
     write_gguf(path, "qwen3", Kind.Q8_0, hidden_size=64)
     assert not blocks_of(loaded(path, **settings))
+
+
+@pytest.mark.parametrize(("experts", "dtype"), [(False, "float32"), (True, "bfloat16")])
+def test_activations_are_in_float32_unless_experts_are_unpacked(experts, dtype, tmp_path, monkeypatch):
+    """bfloat16 would round what ggml rounds again. Unpacked weights would take twice the memory in float32."""
+    monkeypatch.setattr(device, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(loader, "SMALL_PARAMETERS", 0)
+    path = tmp_path / "tiny.gguf"
+    sizes = {**WIDE_SIZES, "moe_intermediate_size": 256} if experts else WIDE_SIZES
+    write_gguf(path, "qwen3-moe" if experts else "qwen3", Kind.Q4_K, **sizes)
+    driver = loaded(path)
+    assert blocks_of(driver)
+    assert (driver.info.details["dtype"], driver.info.details["kv_cache_dtype"]) == (dtype, "bfloat16")
 
 
 def test_a_machine_without_ggml_unpacks_the_file(tmp_path, monkeypatch):

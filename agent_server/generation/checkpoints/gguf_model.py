@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import math
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 logger = logging.getLogger("agent_server.generation")
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 TRIED = FAMILIES.keys() - {"mixtral"} | {
     "bloom", "gemma2", "gemma3", "gpt2", "lfm2", "llama", "mamba", "minimax-m2", "nemotron", "phi3", "qwen2",
     "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "stablelm", "starcoder2",
@@ -90,9 +93,13 @@ def configuration(file: GgufFile) -> PreTrainedConfig:
             file.path.name,
             file.architecture,
         )
-    # By the precision of its matrices: values of eight bits and less lose nothing that matters in bfloat16.
-    kinds = {each.kind for each in file.tensors.values() if len(each.shape) > 1}
-    config.dtype = torch.float32 if "F32" in kinds else torch.float16 if kinds == {"F16"} else torch.bfloat16
+    # The precision of most weights: values of eight bits and less lose nothing that matters in bfloat16. A router of
+    # experts or a convolution is in float32 in files of any precision.
+    weights = Counter[torch.dtype]()
+    for each in file.tensors.values():
+        if len(each.shape) > 1:
+            weights[PLAIN.get(each.kind, torch.bfloat16)] += math.prod(each.shape)
+    config.dtype = max(weights, key=weights.__getitem__)
     config.eos_token_id = list(stop_ids(file)) or None
     for name, word in (("bos_token_id", "bos"), ("pad_token_id", "padding")):  # the family's defaults do not apply
         setattr(config, name, file.metadata.get(f"tokenizer.ggml.{word}_token_id"))

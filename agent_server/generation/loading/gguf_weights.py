@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
 from agent_server.generation.checkpoints.gguf_families import tensor_processor
-from agent_server.generation.checkpoints.gguf_model import alone, tensors
+from agent_server.generation.checkpoints.gguf_model import PLAIN, alone, tensors
 from agent_server.generation.loading.ggml import FORMATS, BlockMatrix, ggml
 from agent_server.generation.loading.gguf_blocks import BlockEmbedding, BlockLinear
 from agent_server.model_files.gguf_files import GgufFile
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("agent_server.generation")
 WHOLE_ALONE = frozenset({"qwen35", "qwen35moe"})
 """Architectures without a table of names in transformers, whose loader then loads the file, unpacked."""
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SCALED_FREQUENCIES = "rope_freqs.weight"
 """The divisor of each frequency (Llama 3.1 and later); no architecture's table has it."""
 SAMPLING = {

@@ -41,6 +41,7 @@ from agent_server.generation.loading.weights import (
     check_files,
     check_memory,
     check_source,
+    in_blocks,
     load_weights,
     read_configuration,
 )
@@ -161,11 +162,12 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
                 f"--quantize {config.quantize} is for CPUs, not for {device}. Serve an FP8 or AWQ checkpoint of the "
                 "model with --engine vllm, which has kernels for them.",
             )
-        # Half precision pays if the checkpoint is stored in it, and if the model is large enough to be faster.
+        # Half precision pays if the checkpoint is stored in it, and if the model is large enough to be faster. It does
+        # not pay for matrices in blocks: ggml rounds float32 activations to 8 bits, whatever they were before.
         stored = getattr(settings.get_text_config(), "dtype", None) or settings.dtype
         parameters = weight_bytes(Path(config.model).expanduser(), torch.float32) // torch.float32.itemsize
-        halved = stored in (torch.bfloat16, torch.float16) and not 0 < parameters < SMALL_PARAMETERS
-        dtype = choose_dtype(config.dtype, device, halved=halved)
+        gains = not 0 < parameters < SMALL_PARAMETERS and not in_blocks(config, device, whole=True)
+        dtype = choose_dtype(config.dtype, device, halved=gains and stored in (torch.bfloat16, torch.float16))
         check_memory(config, dtype, device)
         model = load_weights(config, settings, device, dtype, report)
         stored = settings.get_text_config().dtype if config.dtype == "auto" else None

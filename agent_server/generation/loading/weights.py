@@ -165,13 +165,17 @@ def load_weights(
         return model.eval().requires_grad_(False)
 
 
-def in_blocks(config: EngineConfig, device: torch.device) -> bool:
-    """Return whether a GGUF file's matrices keep their blocks. They do not if the settings request other weights."""
+def in_blocks(config: EngineConfig, device: torch.device, *, whole: bool = False) -> bool:
+    """Return whether a GGUF file's matrices keep their blocks. They do not if the settings request other weights.
+
+    whole: whether all of them do. Experts, whose matrices are one tensor of three dimensions, are unpacked.
+    """
     if not is_gguf(config.model) or config.dtype != "auto" or config.quantize or config.adapter:
         return False
     from agent_server.generation.loading.gguf_weights import keeps_blocks
 
-    return keeps_blocks(gguf_model.checked(config.model), device)
+    file = gguf_model.checked(config.model)
+    return keeps_blocks(file, device) and not (whole and any(len(each.shape) > 2 for each in file.tensors.values()))
 
 
 def model_class(model: str, config: PreTrainedConfig) -> Any:

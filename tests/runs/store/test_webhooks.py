@@ -46,13 +46,14 @@ class Receiver:
 
 @contextlib.asynccontextmanager
 async def receiving(receiver: Receiver, certificate: Any, monkeypatch: Any, port: int = 0) -> AsyncIterator[int]:
+    loop = asyncio.get_running_loop()
+    before = len(loop._selector.get_map())
     app = web.Application()
     app.router.add_post("/hook", receiver.answer)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=certificate[0])
     await site.start()
-    loop = asyncio.get_running_loop()
     real = loop.getaddrinfo
 
     async def lookup(host: str, wanted: Any, **named: Any) -> Any:
@@ -63,6 +64,10 @@ async def receiving(receiver: Receiver, certificate: Any, monkeypatch: Any, port
         yield site._server.sockets[0].getsockname()[1]
     finally:
         await runner.cleanup()
+        # A connection over TLS closes once both sides have said so. A loop that ends before that leaves it open.
+        async with asyncio.timeout(30):
+            while len(loop._selector.get_map()) > before:
+                await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
