@@ -182,6 +182,13 @@ def expected(model, prompt, count):
     return out[0, len(prompt) :].tolist()
 
 
+def assert_greedy(model, prompt, ids):
+    """What transformers itself would generate: each token is the likeliest after those before it, in one forward."""
+    with torch.inference_mode(), transformers_own(model):
+        logits = model(torch.tensor([prompt + ids], device=model.device), use_cache=False).logits
+    assert ids == logits[0, len(prompt) - 1 : -1].argmax(-1).tolist(), f"prompt of {len(prompt)} tokens"
+
+
 def prompts(count, seed=0, longest=90, vocab=300):
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest, (count,), generator=generator).tolist()

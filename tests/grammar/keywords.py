@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_server.engine_protocol.protocol import Constraint
-from agent_server.generation.core.grammar import GrammarBackend
+from agent_server.generation.core.grammar import Grammar, GrammarBackend
 from agent_server.models.prompting.schemas import prepared
 from events.grammar.lint import FORMATS, SchemaRefused
 from tests.grammar.vocabulary import END, byte_level
@@ -125,9 +125,14 @@ def backend() -> GrammarBackend:
     return GrammarBackend(tokenizer, tokenizer.get_vocab_size(), [tokenizer.token_to_id(END)])
 
 
+@lru_cache(8)
+def compiled(schema: str) -> Grammar:
+    return backend().compile(Constraint(kind="json_schema", value=json.loads(schema)))
+
+
 def fits(schema: Any, value: Any) -> bool:
     """Whether the grammar of a schema takes a value's JSON, token by token, to its end."""
-    matcher = backend().compile(Constraint(kind="json_schema", value=schema)).matcher()
+    matcher = compiled(json.dumps(schema)).matcher()
     text = json.dumps(value, ensure_ascii=False)
     ids = byte_level().encode(text, add_special_tokens=False).ids
     return all(matcher.accept(token) for token in ids) and matcher.accepting
