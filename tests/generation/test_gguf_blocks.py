@@ -150,6 +150,14 @@ def test_memory_is_asked_for_what_the_file_takes(tmp_path, monkeypatch):
         loaded(path, dtype="float32")
 
 
+def test_experts_are_counted_as_they_are_unpacked(tmp_path, monkeypatch):
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, "qwen3-moe", Kind.Q4_K, **WIDE_SIZES, moe_intermediate_size=256)
+    monkeypatch.setattr(weights, "free_bytes", lambda device: 2 * path.stat().st_size)
+    with pytest.raises(EngineError, match="needs about"):
+        loaded(path)
+
+
 def test_a_scale_that_is_not_a_number_is_refused(tmp_path):
     path = tmp_path / "tiny.gguf"
     write_gguf(path, "qwen3", Kind.Q8_0, hidden_size=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -120,7 +121,11 @@ def check_memory(config: EngineConfig, dtype: torch.dtype, device: torch.device)
     """Raise EngineError if the weights alone exceed the free memory."""
     model, free = config.model, free_bytes(device)
     path = Path(model).expanduser()
-    needed = path.stat().st_size if in_blocks(config, device) else weight_bytes(path, dtype)
+    if in_blocks(config, device):  # a matrix takes what it takes in the file; experts and small tensors are unpacked
+        places = gguf_model.checked(model).tensors.values()
+        needed = sum(math.prod(p.shape) * dtype.itemsize if len(p.shape) > 2 else p.size for p in places)
+    else:
+        needed = weight_bytes(path, dtype)
     if needed and free and needed > free:
         larger = "" if device.type == "cpu" else SEVERAL_GPUS
         raise EngineError(
