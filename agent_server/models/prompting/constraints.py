@@ -22,6 +22,7 @@ from events.formats.output_format import OutputFormat
 from events.grammar import Function, Stage, plan
 from events.grammar.argument_values import unwritten
 from events.grammar.client_lark import LarkError, in_json
+from events.grammar.closing import close_objects
 from events.grammar.lint import Finding, PreparedSchema, SchemaRefused, prepare
 from events.options import GenerationOptions, ResponseFormat, ToolChoice
 from events.parsing.machine import Parser
@@ -198,6 +199,7 @@ def make_plan(request: PlanRequest) -> ConstraintPlan:
                 in_json(grammar)
         except LarkError as error:
             raise _refused("tools", f"{where.replace('schema', 'grammar', 1)} is refused: {error}") from error
+        close_objects(ready)
         functions.append(Function(name, ready.schema, grammar))
     response_format = _response_format(request.response_format, notes)
     try:
