@@ -154,9 +154,11 @@ class PromptBuilder:
         return chat.output_format if chat else OutputFormat()
 
     def _select_chat(self, tools: bool) -> Chat | None:
-        if tools and "tool_use" in self._chats:
-            return self._chats["tool_use"]
-        return self._chats.get("default") or next(iter(self._chats.values()), None)
+        with_tools, default = self._chats.get("tool_use"), self._chats.get("default")
+        # Command R's reads Cohere's own declarations: without them, it shows an empty list and asks for its calls.
+        if tools and with_tools and (with_tools.analysis.capabilities.tools or not default):
+            return with_tools
+        return default or next(iter(self._chats.values()), None)
 
     # --- building
 

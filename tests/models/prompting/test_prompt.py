@@ -333,6 +333,14 @@ def test_a_template_for_tools() -> None:
     assert made.build(with_tools, GenerationOptions(tool_choice=ToolChoice("none"))).text.startswith("<start_of_turn>")
 
 
+def test_a_template_for_tools_that_does_not_show_them_is_not_used() -> None:
+    """As the first Command R's, which reads `tool.parameter_definitions` alone."""
+    templates = {"default": own("gemma_turns"), "tool_use": own("plain_words")}
+    made = PromptBuilder(ModelFiles(tokenizer=tokenizer(), templates=templates))
+    prompt = made.build(run_input(("user", "hello"), tools=(WEATHER,)), GenerationOptions())
+    assert prompt.text.startswith("<start_of_turn>") and '"name": "get_weather"' in prompt.text
+
+
 def test_tools_without_a_place_for_them() -> None:
     input = run_input(("user", "hello"), tools=(WEATHER,))
     prompt = builder(own("plain_words")).build(input, GenerationOptions())
