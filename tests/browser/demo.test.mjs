@@ -270,8 +270,11 @@ feature("a run that breaks is said in a toast, what arrived stays, and trying ag
   await settled(page);
   await matches(() => assistant(page).innerText(), /This will not/);
   await picture(page, "error");
+  // The next run breaks as well, so its own toast may come before anyone has seen this one go.
+  const again = page.waitForRequest((request) => /\/agent\/\w+\/run$/.test(request.url()));
   await page.locator(".notice").getByRole("button", { name: "Try again" }).click();
-  await page.getByRole("alert").waitFor({ state: "detached" });
+  await again;
+  await settled(page);
 });
 
 feature("threads survive a reload, and can be opened, renamed and deleted", async (page) => {
