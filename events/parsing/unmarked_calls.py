@@ -26,6 +26,7 @@ _CLOSERS = {
     **dict.fromkeys(("[TOOL_CALLS]", "<|python_tag|>"), ""),
 }
 OPENERS = scanner_for(tuple(_CLOSERS))
+_DOUBLED_BRACE, _CLOSING_BRACE = scanner_for(("{{",)), scanner_for(("}",))
 _TOOL_CALLS = "tool_calls"
 MOST_PROSE = 300
 """The most characters of text before a fence that may contain a call."""
@@ -81,7 +82,14 @@ def read_block(
         char = yield from source.space()
     calls: list[UnmarkedCall] = []
     while char and char in "{[":
+        # Qwen2.5-Coder's template shows the braces of a call doubled, and its models write what it shows.
+        doubled = yield from source.ahead(_DOUBLED_BRACE)
+        source.position += len(doubled) // 2
         value = yield from _value(source)
+        if doubled:
+            yield from source.space()
+            if not (yield from source.match(_CLOSING_BRACE)):
+                return []
         if isinstance(value, dict) and set(value) == {_TOOL_CALLS}:
             value = value[_TOOL_CALLS]
         items = value if isinstance(value, list) else [value]
@@ -166,10 +174,19 @@ def _call(value: object, tools: Mapping[str, Schema], exact: bool) -> UnmarkedCa
 
 
 def _repaired(value: Any, schema: Schema, root: Schema) -> Any:
-    """Convert numbers, booleans and JSON that are strings in the value to the types of the schema."""
+    """Convert numbers, booleans and JSON that are strings in the value to the types of the schema, and leave out null
+    for optional properties that cannot be null."""
     allowed = types(schema, root)
     if isinstance(value, dict):
-        return {key: _repaired(item, property_schema(schema, key, root), root) for key, item in value.items()}
+        own = resolved(schema, root)
+        required = own.get("required") if isinstance(own, Mapping) else None
+        needed = required if isinstance(required, list) else ()
+        inner = {key: property_schema(schema, key, root) for key in value}
+        return {
+            key: _repaired(item, inner[key], root)
+            for key, item in value.items()
+            if item is not None or key in needed or "null" in types(inner[key], root)
+        }
     if isinstance(value, list):
         return [_repaired(item, item_schema(schema, root), root) for item in value]
     if isinstance(value, str) and "string" not in allowed:
