@@ -84,7 +84,8 @@ def read_block(
     while char and char in "{[":
         # Qwen2.5-Coder's template shows the braces of a call doubled, and its models write what it shows.
         doubled = yield from source.ahead(_DOUBLED_BRACE)
-        source.position += len(doubled) // 2
+        if doubled:
+            source.position += 1
         value = yield from _value(source)
         if doubled:
             yield from source.space()

@@ -270,11 +270,14 @@ feature("a run that breaks is said in a toast, what arrived stays, and trying ag
   await settled(page);
   await matches(() => assistant(page).innerText(), /This will not/);
   await picture(page, "error");
-  // The next run breaks as well, so its own toast may come before anyone has seen this one go.
-  const again = page.waitForRequest((request) => /\/agent\/\w+\/run$/.test(request.url()));
+  // The next run breaks as well, so its own toast may come before a look at the page has missed this one.
+  await page.evaluate(() => {
+    const notice = document.querySelector(".notice");
+    const observed = (gone) => new MutationObserver(() => notice.isConnected || gone());
+    window.noticeGone = new Promise((gone) => observed(gone).observe(document.body, { childList: true, subtree: true }));
+  });
   await page.locator(".notice").getByRole("button", { name: "Try again" }).click();
-  await again;
-  await settled(page);
+  await page.evaluate(() => window.noticeGone);
 });
 
 feature("threads survive a reload, and can be opened, renamed and deleted", async (page) => {

@@ -31,7 +31,8 @@ def translated(name: str, case: Case, text: str, reason: str, stop: str | int | 
     ids = count()
     tools = None if case.tools is None else [{"name": tool, "parameters": each} for tool, each in case.tools.items()]
     translator = Translator(FORMATS[name], tools=tools, opened=case.prefix, new_id=lambda kind: f"{kind}_{next(ids)}")
-    return translator.feed(text) + translator.finish(reason, stop)
+    events = [event for character in text for event in translator.feed(character)]
+    return events + translator.finish(reason, stop)
 
 
 def run_of(events: Sequence[Event], reason: str) -> list[Event]:

@@ -76,6 +76,9 @@ def test_the_served_dtype_is_the_files(tmp_path):
         assert configuration(read_gguf(path)).dtype == found
     write_gguf(path := tmp_path / "router.gguf", "qwen3-moe", Kind.Q8_0, hidden_size=64)
     assert configuration(read_gguf(path)).dtype == torch.bfloat16  # although the router is in float32
+    matrices = [name for name, tensor in write_gguf(path, "qwen3").state_dict().items() if tensor.ndim > 1]
+    write_gguf(path := tmp_path / "vectors.gguf", "qwen3", without=matrices)  # the first of several parts
+    assert configuration(read_gguf(path)).dtype == torch.bfloat16
 
 
 def test_a_quantised_file_can_be_computed_in_eight_bits(tmp_path):

@@ -36,12 +36,7 @@ CITY = {
     "function": {
         "name": "get_weather",
         "description": "The weather of a city now.",
-        "parameters": {
-            "type": "object",
-            "properties": {"location": {"type": "string"}},
-            "required": ["location"],
-            "additionalProperties": False,  # the model likes to add some
-        },
+        "parameters": {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]},
     },
 }
 FRUIT = {

@@ -99,7 +99,7 @@ def configuration(file: GgufFile) -> PreTrainedConfig:
     for each in file.tensors.values():
         if len(each.shape) > 1:
             weights[PLAIN.get(each.kind, torch.bfloat16)] += math.prod(each.shape)
-    config.dtype = max(weights, key=weights.__getitem__)
+    config.dtype = max(weights, key=weights.__getitem__, default=torch.bfloat16)
     config.eos_token_id = list(stop_ids(file)) or None
     for name, word in (("bos_token_id", "bos"), ("pad_token_id", "padding")):  # the family's defaults do not apply
         setattr(config, name, file.metadata.get(f"tokenizer.ggml.{word}_token_id"))
