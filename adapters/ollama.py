@@ -239,7 +239,7 @@ def _inbound(
     )  # fmt: skip
     return Inbound(
         input=run,
-        options=msgspec.structs.replace(options, fit_answer=True, store=False),
+        options=msgspec.structs.replace(options, store=False),
         stream=flag(values, "stream", True),
         extra=msgspec.structs.replace(flags, logprobs=options.sampling.logprobs),
     )

@@ -313,10 +313,6 @@ def known_keys(wire: Wire) -> frozenset[str]:
 KNOWN: Mapping[Wire, frozenset[str]] = {wire: known_keys(wire) for wire in WIRES}
 
 
-FITTED = ("chat", "messages", "responses")
-"""Wires whose clients send a `max_tokens` for large models; it is capped at what the context has left."""
-
-
 def read_options(
     source: Mapping[str, object], *, wire: Wire = "agui", at: str = ""
 ) -> tuple[GenerationOptions, dict[str, object]]:
@@ -363,8 +359,7 @@ def read_options(
     if fields.get("continue_final_message") and fields.get("generation_prompt"):
         raise wrong(f"{prefix}add_generation_prompt", "must be false where continue_final_message is true")
     rest = {key: value for key, value in source.items() if key not in KNOWN[wire]}
-    fits = wire in FITTED
-    return GenerationOptions(sampling=params, stated=frozenset(sampling), fit_answer=fits, **fields), rest
+    return GenerationOptions(sampling=params, stated=frozenset(sampling), **fields), rest
 
 
 def _read(table: Mapping[str, tuple[str, Reader]], values: dict[str, object], prefix: str) -> dict[str, Any]:

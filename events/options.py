@@ -95,7 +95,6 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     generation_prompt: False renders the prompt without the beginning of an answer.
     truncate_prompt: keep this many of the prompt's last tokens; -1: as many as fit. truncation_side: "right" keeps its
         first tokens instead. truncate_history: leave out the oldest turns of a conversation that does not fit.
-    fit_answer: reduce `max_tokens` to the room that the prompt leaves in the context, instead of refusing the request.
     compact: how to shorten the conversation, if the client wants to be informed of it.
     mcp_servers: those that the request names and the server's operator allows.
     special_tokens: show control tokens in the answer, whose text is then not parsed.
@@ -123,7 +122,6 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     truncate_prompt: int | None = None
     truncation_side: Literal["left", "right"] = "left"
     truncate_history: bool = False
-    fit_answer: bool = False
     compact: Compact | None = None
     mcp_servers: tuple[RequestedMcp, ...] = ()
     special_tokens: bool = False

@@ -223,10 +223,9 @@ class TurnTaker:
         if options.prompt_progress and not info.tells_progress:
             recorder.warn("This engine does not report the progress of a prompt.")
         recorder.constrained = recorder.constrained or plan.constraint is not None
-        # The number of tokens left for the answer under the caller's limit and, with `fit_answer`, the model's context;
-        # 0: no limit.
-        own_lengths = (info.context_length, self._model.prompts.context_length) if options.fit_answer else ()
-        longest = min((each for each in (context.options.most_context, *own_lengths) if each), default=0)
+        # The number of tokens left for the answer under the caller's limit and the model's context; 0: no limit.
+        lengths = (context.options.most_context, info.context_length, self._model.prompts.context_length)
+        longest = min((each for each in lengths if each), default=0)
         room = max(1, longest - len(prompt.token_ids)) if longest else 0
         pictures, sounds = await self._media(prompt, options, decoded_media)
         request = GenerationRequest(

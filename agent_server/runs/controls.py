@@ -43,20 +43,19 @@ class Controls:
         return all(answers)
 
     async def modify(self, changes: dict[str, object]) -> bool:
-        """Change sampling parameters by name.
+        """Change sampling parameters by name. `max_tokens` is reduced to what the context leaves each answer.
 
-        Raises RequestError: "invalid_request" for an unknown name or value, "context_length_exceeded" for a
-        `max_tokens` that exceeds what the context limit of the caller's key leaves.
+        Raises RequestError("invalid_request") for an unknown name or value.
         """
         checked = check_changes(changes)
-        if "max_tokens" in checked and self._room:
-            max_tokens = checked["max_tokens"]
-            room = min(self._room.values())
-            if not isinstance(max_tokens, int) or max_tokens > room:
-                message = f"The context limit of this key leaves at most {room} tokens for this answer."
-                raise RequestError("context_length_exceeded", message, "max_tokens")
         self._changes.update(checked)
-        answers = [await engine.modify(request_id, checked) for request_id, engine in list(self._generating.items())]
+        answers = []
+        for request_id, engine in list(self._generating.items()):
+            fitted, room = dict(checked), self._room.get(request_id)
+            if "max_tokens" in fitted and room:
+                asked = fitted["max_tokens"]
+                fitted["max_tokens"] = min(asked, room) if isinstance(asked, int) else room
+            answers.append(await engine.modify(request_id, fitted))
         return all(answers)
 
     async def gate(self) -> None:

@@ -101,17 +101,44 @@ async def test_a_key_s_own_limits_bound_it_too(tmp_path: Path) -> None:
                 assert answer.usage.input_tokens + answer.usage.output_tokens == 100
 
 
-async def test_openais_wires_fit_them_too() -> None:
+async def test_every_wire_fits_them() -> None:
+    thread = {"threadId": "t", "runId": "r", "state": {}, "tools": [], "context": []}
+    agui = {**thread, "messages": [{"id": "m", "role": "user", "content": "word " * 60}]}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": LONG, "max_tokens": 10**6},
+        "/v1/responses": {"input": LONG, "max_output_tokens": 10**6},
+        "/v1/completions": {"prompt": "word " * 60, "max_tokens": 10**6},
+        "/completion": {"prompt": "word " * 60, "n_predict": 10**6},
+        "/api/chat": {"model": "default", "messages": LONG, "options": {"num_predict": 10**6}, "stream": False},
+        "/agui": {**agui, "forwardedProps": {"max_tokens": 10**6}},
+    }
     async with (
         serving(scripted(ENDLESS, context_length=CONTEXT), max_context=CONTEXT) as running,
         httpx.AsyncClient(base_url=running.url, timeout=30) as http,
     ):
-        for path in ("/v1/chat/completions", "/v1/responses"):
-            body = (
-                {"messages": LONG, "max_tokens": 250} if "chat" in path else {"input": LONG, "max_output_tokens": 250}
-            )
+        for path, body in bodies.items():
             answer = await http.post(path, json=body)
-            usage = answer.json()["usage"]
-            assert usage["total_tokens"] == CONTEXT
-        refused = await http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 256})
-        assert refused.status_code == 400 and "256" in refused.text
+            assert answer.status_code == 200 and "RUN_ERROR" not in answer.text, (path, answer.text)
+            asked = running.engine.requests[-1]
+            assert len(asked.prompt_token_ids) + (asked.sampling.max_tokens or 0) == CONTEXT, path
+
+
+async def test_a_truncated_conversation_leaves_a_quarter_of_the_context_for_a_long_answer() -> None:
+    turns = [{"role": "user", "content": "word " * 9}, {"role": "assistant", "content": "word " * 9}] * 12
+    async with (
+        serving(scripted(ENDLESS, context_length=CONTEXT), max_context=CONTEXT) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=30) as http,
+    ):
+        prompts = []
+        for most in (1, 40, 10**6):
+            body = {"input": [*turns, *HELLO], "max_output_tokens": most, "truncation": "auto"}
+            answer = await http.post("/v1/responses", json=body)
+            assert answer.status_code == 200, answer.text
+            prompts.append(len(running.engine.requests[-1].prompt_token_ids))
+        longest, middle, shortest = prompts
+        assert CONTEXT // 2 < shortest <= CONTEXT - CONTEXT // 4 < longest <= CONTEXT - 1 and middle <= CONTEXT - 40
+        # the last turn alone may be longer
+        last = [{"role": "user", "content": "word " * 110}]
+        body = {"input": [*turns, *last], "max_output_tokens": 10**6, "truncation": "auto"}
+        answer = await http.post("/v1/responses", json=body)
+        assert answer.json()["usage"]["total_tokens"] == CONTEXT

@@ -133,13 +133,9 @@ class Quotas:
             await self._count_request(principal)
         most = min((each for each in (quota.context, self._context) if each), default=0)
         bounded = msgspec.structs.replace(options, most_tokens=quota.max_tokens, most_context=most)
-        # A request for a longer answer is refused, or reduced if the wire asks for that; one without a limit gets the
-        # key's.
+        # A request for a longer answer, or without a limit, gets the key's.
         requested_tokens = options.sampling.max_tokens
         if quota.max_tokens and (requested_tokens is None or requested_tokens > quota.max_tokens):
-            if requested_tokens is not None and not options.fit_answer:
-                message = f"This key allows at most {quota.max_tokens} tokens for an answer."
-                raise RequestError("invalid_request", message, "max_tokens")
             sampling = msgspec.structs.replace(options.sampling, max_tokens=quota.max_tokens)
             bounded = msgspec.structs.replace(bounded, sampling=sampling)
 

@@ -29,7 +29,7 @@ from agent_server.models.prompting.prefill import written_stage
 from agent_server.models.prompting.quick_builds import QuickBuilds, small_texts
 from agent_server.models.prompting.rendering import Chat, Rendering
 from agent_server.models.prompting.thinking import switch_words, template_variables
-from agent_server.models.prompting.truncation import newest, shortened
+from agent_server.models.prompting.truncation import answer_room, newest, shortened
 from agent_server.settings import PromptSettings
 from events.formats import registry
 from events.formats.cards import CARDS
@@ -202,34 +202,42 @@ class PromptBuilder:
         one placeholder token. fits: check the prompt's length.
 
         Raises EngineError("invalid_request") if there is no template or it refuses the conversation, and
-        EngineError("context_length_exceeded") if the prompt, with max_tokens unless the answer is to be fitted, exceeds
-        the model's context or the caller's limit."""
+        EngineError("context_length_exceeded") if the prompt and one token of an answer exceed the model's context or the
+        caller's limit. `max_tokens` is reduced to what the prompt leaves, so it counts only where the prompt may be
+        truncated."""
         if not fits:
             return self._rendered(input, options, instructions, takes=takes)
         if options.truncate_history:
-            return newest(input, lambda part: self._build(part, options, instructions, takes=takes))
+            room = answer_room(options, self._limit(options))
+            return newest(input, room, lambda part, left: self._build(part, options, instructions, left, takes=takes))
         return self._build(input, options, instructions, takes=takes)
 
+    def _limit(self, options: GenerationOptions) -> int | None:
+        """Return the number of tokens that a prompt and its answer may have together."""
+        own, most = self.context_length, options.most_context
+        return most if most and (own is None or most < own) else own
+
     def _build(
-        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, *, takes: Collection[str]
+        self,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        instructions: str | None,
+        left: int = 1,
+        *,
+        takes: Collection[str],
     ) -> Prompt:
+        """Build a prompt that leaves `left` tokens for the answer."""
         limit = self.context_length if options.truncate_prompt is None else None
         if options.raw_prompt is not None:
             prompt = self._raw(options, limit)
         else:
             prompt = self._rendered(input, options, instructions, limit, takes=takes)
-        own, most = self.context_length, options.most_context
-        limit = most if most and (own is None or most < own) else own
+        limit = self._limit(options)
         prompt = shortened(prompt, options, limit)
-        max_tokens = None if options.fit_answer else options.sampling.max_tokens
-        if limit is not None and len(prompt.token_ids) + max(max_tokens or 1, 1) > limit:
-            whose = "the model's context" if limit == own else "this key's limit on prompt and answer together"
+        if limit is not None and len(prompt.token_ids) + left > limit:
+            own = limit == self.context_length
+            whose = "the model's context" if own else "this key's limit on prompt and answer together"
             message = too_long(len(prompt.token_ids), limit, whose)
-            if max_tokens and len(prompt.token_ids) < limit:
-                name = f"{whose} holds" if limit == own else f"{whose} is"
-                message = (
-                    f"The prompt has {len(prompt.token_ids)} tokens and max_tokens is {max_tokens}, but {name} {limit}."
-                )
             raise EngineError("context_length_exceeded", message, param="messages")
         return prompt
 
