@@ -5,10 +5,8 @@ A PDF is read page by page. Any other file is either text or refused, regardless
 
 from __future__ import annotations
 
-import asyncio
 import codecs
-from collections.abc import Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Sequence
 
 from ag_ui.core import ContentPart, DataSource, DocumentPart, ImagePart, Message, TextPart
 from pydantic import PrivateAttr
@@ -17,7 +15,7 @@ from adapters.body import current_turn_start
 from agent_server.bounded import BoundedCache
 from agent_server.engine_protocol.protocol import Picture
 from agent_server.media.decoding import Decoder, Pages
-from agent_server.media.fetching import Fetcher, read_source
+from agent_server.media.fetching import Fetcher, digest_of, read_source
 from agent_server.media.refusal import Refused
 from agent_server.settings import MediaLimits
 
@@ -69,13 +67,17 @@ class DocumentText(TextPart):
 
 
 class Documents:
-    """Reads the documents of requests, with an LRU cache by content."""
+    """Reads the documents of requests, with an LRU cache by content. tenant: returns whose request is read; tenants do
+    not share entries, since the time that one takes would tell what another has sent."""
 
-    def __init__(self, limits: MediaLimits, fetcher: Fetcher, decoder: Decoder, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self, limits: MediaLimits, fetcher: Fetcher, decoder: Decoder, tenant: Callable[[], str] = str
+    ) -> None:
         self._limits = limits
         self._fetcher = fetcher
         self._decoder = decoder
-        self._cache = BoundedCache[tuple[bytes, bool], Pages](cache_bytes, lambda key, document: document.size)
+        self._tenant = tenant
+        self._cache = BoundedCache[tuple[str, bytes, bool], Pages](CACHE_BYTES, lambda key, document: document.size)
 
     async def read(self, messages: Sequence[Message], *, has_vision: bool, blank: bool = False) -> list[Message]:
         """Replace the documents of users and tools by text, and by pictures for a model with vision. A document that
@@ -108,8 +110,7 @@ class Documents:
 
     async def _read(self, part: DocumentPart, pages: int, has_vision: bool, blank: bool) -> Pages:
         data = await read_source(part.source, self._fetcher, self._limits)
-        key = await asyncio.to_thread(blake2b, data, digest_size=16)
-        cache_key = key.digest(), has_vision
+        cache_key = self._tenant(), await digest_of(data), has_vision
         document = self._cache.get(cache_key)
         if document is None or len(document.texts) > pages:
             if PDF in data[:HEAD]:

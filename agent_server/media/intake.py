@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from typing import Self
 
 from ag_ui.core import AudioPart, ImagePart, Message
 
+from agent_server.bounded import BoundedCache
 from agent_server.engine_protocol.protocol import EngineError, EngineInfo, Picture, Sound
 from agent_server.media.decoding import Decoder
 from agent_server.media.documents import Documents, PagePicture
-from agent_server.media.fetching import Fetcher, read_source
+from agent_server.media.fetching import Fetcher, digest_of, read_source
 from agent_server.media.refusal import Refused
 from agent_server.settings import MediaLimits
 
 SAMPLE_BYTES = 2
+CACHE_BYTES = 64 * 2**20
+"""Size of the cache of decoded pictures, which a client sends again with each turn."""
 
 
 class MediaMemory:
@@ -58,7 +59,9 @@ class Intake:
         self.used_bytes = 0
         self._fetcher = fetcher or Fetcher(limits)
         self._decoder = decoder or Decoder(limits, tenant=tenant)
-        self._documents = Documents(limits, self._fetcher, self._decoder)
+        self._tenant = tenant
+        self._documents = Documents(limits, self._fetcher, self._decoder, tenant)
+        self._cache = BoundedCache[tuple[str, bytes], Picture](CACHE_BYTES, lambda key, picture: len(picture.pixels))
 
     def hold(self) -> MediaMemory:
         """Return the context in which a request uses its media. What it decodes counts until the end of the context."""
@@ -89,14 +92,23 @@ class Intake:
                         message = f"The page's picture has {size} pixels, but only {pixels_left} are left of the limit."
                         raise Refused(message)
                 else:
-                    data = await read_source(part.source, self._fetcher, self.limits)
-                    picture = await self._decoder.decode(data, pixels_left)
+                    picture = await self._picture(part, pixels_left)
             except Refused as reason:
                 raise Refused(f"Picture {number} of {len(parts)} is refused: {reason.message}") from reason
             memory.add(len(picture.pixels))
             pixels_left -= picture.width * picture.height
             decoded.append(picture)
         return tuple(decoded)
+
+    async def _picture(self, part: ImagePart, pixels_left: int) -> Picture:
+        """Decode a picture, or take it from the cache of its tenant. Raises Refused."""
+        data = await read_source(part.source, self._fetcher, self.limits)
+        key = self._tenant(), await digest_of(data)
+        picture = self._cache.get(key)
+        if picture is None or picture.width * picture.height > pixels_left:
+            picture = await self._decoder.decode(data, pixels_left)
+            self._cache.put(key, picture)
+        return picture
 
     async def sounds(self, parts: Sequence[AudioPart], info: EngineInfo, memory: MediaMemory) -> tuple[Sound, ...]:
         """Decode sounds, in order, for the engine. Raises the same errors as `pictures`."""
@@ -115,10 +127,10 @@ class Intake:
                 samples = await self._decoder.sound(data, min(most, info.sound_seconds or most), info.sound_rate)
             except Refused as reason:
                 raise Refused(f"Sound {number} of {len(parts)} is refused: {reason.message}") from reason
-            digest = await asyncio.to_thread(blake2b, b"%d:" % info.sound_rate + samples, digest_size=16)
+            digest = await digest_of(b"%d:" % info.sound_rate + samples)
             memory.add(len(samples))
             seconds_left -= len(samples) / SAMPLE_BYTES / info.sound_rate
-            decoded.append(Sound(samples=samples, rate=info.sound_rate, digest=digest.digest()))
+            decoded.append(Sound(samples=samples, rate=info.sound_rate, digest=digest))
         return tuple(decoded)
 
     async def close(self) -> None:

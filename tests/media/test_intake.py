@@ -1,6 +1,7 @@
 """The pictures of a request: by data, by URL, within what a request may have."""
 
 import base64
+import contextvars
 
 import pytest
 from ag_ui.core import DataSource, FileSource, ImagePart, UrlSource
@@ -39,6 +40,39 @@ async def test_pictures_come_in_order_however_they_are_sent(intake):
     assert intake.used_bytes == 0
     assert [(each.width, each.height) for each in found] == [(12, 8), (4, 4)]
     assert found[0].pixels == gradient().tobytes()
+
+
+async def test_a_picture_is_decoded_once_for_each_tenant(monkeypatch):
+    """A client sends the pictures of a conversation again with each turn."""
+    tenant = contextvars.ContextVar("tenant", default="ada")
+    intake = Intake(MediaLimits(seconds=20), tenant=tenant.get)
+    decoded = []
+
+    async def decode(data, pixels, decode=intake._decoder.decode):
+        decoded.append((tenant.get(), data))
+        return await decode(data, pixels)
+
+    monkeypatch.setattr(intake._decoder, "decode", decode)
+    other = encoded(gradient(4, 4))
+    with intake.hold() as held:
+        first = await intake.pictures([data()], held)
+        assert await intake.pictures([data(), data(base64.b64encode(other).decode())], held) != first
+        assert await intake.pictures([data()], held) == first
+        assert intake.used_bytes == 3 * (3 * 12 * 8 + 4 * 4)  # a request holds its pictures, cached or not
+        tenant.set("bob")
+        assert await intake.pictures([data()], held) == first
+    assert decoded == [("ada", PNG), ("ada", other), ("bob", PNG)]
+    await intake.close()
+
+
+async def test_cached_pictures_are_bounded_by_their_size(monkeypatch):
+    monkeypatch.setattr("agent_server.media.intake.CACHE_BYTES", 3 * (12 * 8 + 4 * 4))
+    intake = Intake(MediaLimits(seconds=20))
+    with intake.hold() as held:
+        for size in ((12, 8), (4, 4), (5, 4), (13, 9)):
+            await intake.pictures([data(base64.b64encode(encoded(gradient(*size))).decode())], held)
+    assert len(intake._cache) == 2 and intake._cache.cost == 3 * (4 * 4 + 5 * 4)
+    await intake.close()
 
 
 REFUSALS = {
