@@ -6,15 +6,15 @@ its position.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from ag_ui.core import ContentPart
 
 from events.template.environment import Message
 
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
-"""Two Unicode noncharacters, which text should not contain. A mark has more of the first than any text in a row."""
+"""Two Unicode noncharacters, which text should not contain. Between them a mark has a nonce, which no client can know,
+and the index of its medium."""
 
 
 PARTS: dict[str, Message] = {"image": {"type": "image"}, "audio": {"type": "audio", "audio": ""}}
@@ -22,15 +22,13 @@ PARTS: dict[str, Message] = {"image": {"type": "image"}, "audio": {"type": "audi
 
 
 class Marks:
-    """The media of one conversation. texts: all its texts, from which marks must differ. takes: the kinds of media that
-    the model supports."""
+    """The media of one conversation. takes: the kinds of media that the model supports. nonce: random letters and
+    digits."""
 
-    def __init__(self, texts: Iterable[str], takes: Collection[str]) -> None:
-        longest = max((len(run) for text in texts for run in re.findall(f"{OPEN}+", text)), default=0)
-        self._open = OPEN * (longest + 1)
-        self._pattern = re.compile(f"{self._open}(\\d+){CLOSE}")
+    def __init__(self, takes: Collection[str], nonce: str) -> None:
         self.takes = takes
         self.media: list[ContentPart] = []
+        self._open = f"{OPEN}{nonce}."
 
     def mark(self, part: ContentPart) -> str:
         """Add a part and return its mark."""
@@ -45,16 +43,17 @@ class Marks:
         for message in messages:
             content = message.get("content")
             texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content or ()]
-            if not any(self._pattern.search(text) for text in texts):
+            if not any(self._open in text for text in texts):
                 shaped.append(message)
                 continue
             parts: list[Message] = []
             for text in texts:
-                for index, piece in enumerate(self._pattern.split(text)):
-                    if index % 2:  # the number of a mark
-                        media.append(self.media[int(piece)])
-                        parts.append(dict(PARTS[media[-1].type]))
-                    elif piece:
-                        parts.append({"type": "text", "text": piece})
+                before, *marked = text.split(self._open)
+                parts += [{"type": "text", "text": before}] if before else []
+                for piece in marked:
+                    index, _, after = piece.partition(CLOSE)
+                    media.append(self.media[int(index)])
+                    parts.append(dict(PARTS[media[-1].type]))
+                    parts += [{"type": "text", "text": after}] if after else []
             shaped.append({**message, "content": parts})
         return shaped, tuple(media)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -56,19 +56,19 @@ def build_conversation(
     instructions: str | None = None,
     takes: Collection[str] = (),
     result: str = "",
+    nonce: str = "",
 ) -> PromptMessages:
     """Convert messages, context entries and instructions to the template's form. Does not raise for any history.
 
     takes: the kinds of media that the model supports, of "image" and "audio". result: the text of a user message with a
     call's result, if the family was trained with that; {name} and {text} are replaced by the function and the result.
+    nonce: random letters and digits, by which media are told from text that looks like one of their marks.
     """
     warnings: list[str] = []
     marks = None
     contents = [message.content for message in messages if message.role in ("user", "tool")]
     if any(part.type in takes for content in contents if isinstance(content, list) for part in content):
-        # Media become marks in the text, which must differ from all texts of the conversation.
-        texts = _strings([message.model_dump(exclude={"metadata"}) for message in messages])
-        marks = Marks([*texts, *_strings([entry.model_dump() for entry in context]), instructions or ""], takes)
+        marks = Marks(takes, nonce)
     preamble = [instructions] if instructions else []
     if context:
         entries = [f"{entry.description}: {entry.value}" if entry.description else entry.value for entry in context]
@@ -106,18 +106,6 @@ def build_conversation(
         warnings=tuple(dict.fromkeys(warnings)),
         media=media,
     )
-
-
-def _strings(value: object) -> Iterable[str]:
-    """Yield all strings in JSON-like data."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _strings(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _strings(inner)
 
 
 # --- arrange

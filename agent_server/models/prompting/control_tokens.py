@@ -45,6 +45,7 @@ class ControlTokens:
         tokens_by_id = control_tokens(tokenizer, templates)
         self.ids: Mapping[str, int] = {token.content: number for number, token in tokens_by_id.items() if token.content}
         self._numbers = frozenset(tokens_by_id)
+        self._contents = "\0".join(self.ids)
         self._literals = Literals(self.ids)
         self._cuts = Cuts(tokenizer, tokens_by_id)
         self.segment_cache = SegmentCache()
@@ -62,7 +63,15 @@ class ControlTokens:
         seconds for a large vocabulary."""
         if self._plain is not None:
             return True
-        return not self._ask_tokenizer and not any(map(self._literals.find, texts))
+        return not self.may_be_spelled_in(texts)
+
+    def may_be_spelled_in(self, texts: Iterable[str]) -> bool:
+        """Return whether `spans` may find a control token in one of the texts."""
+        return self._ask_tokenizer or bool(self._literals.find("\0".join(texts)))
+
+    def are_named_by(self, text: str) -> bool:
+        """Return whether a text of several characters occurs in a control token (`think` in `<think>`)."""
+        return len(text) > 1 and text in self._contents
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return the (start, end) of each control token that a text spells, in order and without overlaps."""
@@ -232,11 +241,17 @@ class Disguise:
 
     A stand-in is a number that occurs nowhere in the data. It begins with a 9 and has no further 9 in its nonce, so
     that digits next to it cannot be mistaken for its beginning.
+
+    data: JSON-like. characters: the length of all its texts, keys included.
     """
 
     def __init__(self, controls: ControlTokens, *data: object) -> None:
         self._controls = controls
-        self._nonce = _nonce(strings(data))
+        texts, names = _texts_and_names(data)
+        self.characters = sum(map(len, texts))
+        self._nonce = _nonce(texts)
+        self._spells_controls = controls.may_be_spelled_in(texts)
+        self._names_controls = any(map(controls.are_named_by, names))
         self.stand_ins: dict[str, str] = {}
         self.pattern = f"{self._nonce}[0-9]{{{_STAND_IN_DIGITS}}}"
 
@@ -259,7 +274,9 @@ class Disguise:
         return name
 
     def cover_all(self, value: object) -> Any:
-        """Cover every string in JSON-like data, including keys."""
+        """Cover every string in a part of the data, including keys."""
+        if not self._spells_controls:
+            return value
         if isinstance(value, str):
             return self.cover(value)
         if isinstance(value, (dict, Mapping)):
@@ -271,38 +288,43 @@ class Disguise:
     def cover_names(self, value: object) -> Any:
         """Replace whole keys and names in the data that could form control tokens together with the template's own
         text: the key `think` in a template that writes `<{{ key }}>`."""
-        if isinstance(value, str):
+        if isinstance(value, str) or not self._names_controls:
             return value
         if isinstance(value, (dict, Mapping)):
             covered = {}
             for key, item in value.items():
-                name = self.stand_in(key) if key not in _SCHEMA_WORDS and self._is_inside(key) else key
-                whole = key == "name" and isinstance(item, str) and self._is_inside(item)
+                name = self.stand_in(key) if key not in _SCHEMA_WORDS and self._controls.are_named_by(key) else key
+                whole = key == "name" and isinstance(item, str) and self._controls.are_named_by(item)
                 covered[name] = self.stand_in(item) if whole else self.cover_names(item)
             return covered
         if isinstance(value, (list, tuple)):
             return [self.cover_names(item) for item in value]
         return value
 
-    def _is_inside(self, text: str) -> bool:
-        return len(text) > 1 and any(text in content for content in self._controls.ids)
-
     def restore(self, text: str) -> str:
         return restore(text, self.stand_ins, self.pattern)
 
 
-def strings(value: Any) -> Iterable[str]:
-    """Yield every string in JSON-like data, including keys."""
-    pending = [value]
+def _texts_and_names(data: object) -> tuple[list[str], set[str]]:
+    """Return every text in JSON-like data, including keys, and those that are the data's own names: keys that are not
+    the words of schemas and messages, and what is called `name`."""
+    texts: list[str] = []
+    keys: set[str] = set()
+    named: set[str] = set()
+    pending = [data]
     while pending:
         value = pending.pop()
         if isinstance(value, str):
-            yield value
-        elif isinstance(value, (dict, Mapping)):
-            pending += value.values()
-            yield from map(str, value)
+            texts.append(value)
         elif isinstance(value, (list, tuple)):
             pending += value
+        elif isinstance(value, (dict, Mapping)):
+            texts += map(str, value)
+            keys.update(map(str, value))
+            pending += value.values()
+            if isinstance(name := value.get("name"), str):
+                named.add(name)
+    return texts, (keys - _SCHEMA_WORDS) | named
 
 
 def _nonce(texts: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ state.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -23,7 +24,7 @@ from ag_ui.core import AudioPart, ImagePart, RunAgentInput, Tool
 from agent_server.engine_protocol.protocol import EngineError, too_long
 from agent_server.model_files import ModelFiles, load_model_files
 from agent_server.models.prompting.built_prompt import Prompt
-from agent_server.models.prompting.control_tokens import ControlTokens, strings
+from agent_server.models.prompting.control_tokens import ControlTokens
 from agent_server.models.prompting.encoding import COUNTED_CHARACTERS, characters_per_token, encoded
 from agent_server.models.prompting.prefill import written_stage
 from agent_server.models.prompting.quick_builds import QuickBuilds, small_texts
@@ -202,8 +203,8 @@ class PromptBuilder:
         one placeholder token. fits: check the prompt's length.
 
         Raises EngineError("invalid_request") if there is no template or it refuses the conversation, and
-        EngineError("context_length_exceeded") if the prompt and one token of an answer exceed the model's context or the
-        caller's limit. `max_tokens` is reduced to what the prompt leaves, so it counts only where the prompt may be
+        EngineError("context_length_exceeded") if the prompt and one token of an answer exceed the model's context or
+        the caller's limit. `max_tokens` is reduced to what the prompt leaves, so it counts only where the prompt may be
         truncated."""
         if not fits:
             return self._rendered(input, options, instructions, takes=takes)
@@ -253,7 +254,7 @@ class PromptBuilder:
         raw = options.raw_prompt
         stops, hidden = self.files.stop_token_ids, self._special_tokens
         if isinstance(raw, str):
-            self._check_size(raw)
+            self._check_size(len(raw))
             self._check_characters(raw, limit)
             ids = self._tokenize(raw, limit)
             begin, end = (self.files.special_tokens.get(name, "") for name in ("bos_token", "eos_token"))
@@ -296,8 +297,8 @@ class PromptBuilder:
             instructions="\n\n".join(part for part in system_parts if part) or None,
             takes=takes,
             result=tool_prompt.result,
+            nonce=secrets.token_hex(8),
         )
-        self._check_size(conversation.messages, conversation.tools)
         source, allowed = chat.template.source, self.settings.allowed_kwargs
         variables, warnings = template_variables(chat.analysis, source, options, allowed)
         rendering = Rendering(
@@ -311,8 +312,9 @@ class PromptBuilder:
             now=self._now,
             spare_tools=input.tools or (),
         )
-        text, opened = rendering.run()
         disguise = rendering.disguise
+        self._check_size(disguise.characters)
+        text, opened = rendering.run()
         original_text = disguise.restore(text)
         self._check_characters(original_text, limit)
         return Prompt(
@@ -332,8 +334,7 @@ class PromptBuilder:
     def _marker_ids(self, output_format: OutputFormat) -> dict[str, int]:
         return marker_ids(output_format, self._controls.ids)
 
-    def _check_size(self, *data: object) -> None:
-        size = sum(len(text) for text in strings(data))
+    def _check_size(self, size: int) -> None:
         if size > self.settings.max_characters:
             limit = self.settings.max_characters
             message = f"The prompt is too long: it has {size} characters; the limit is {limit}."

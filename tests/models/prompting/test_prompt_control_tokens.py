@@ -183,6 +183,29 @@ def test_white_space_runs_are_no_control_tokens() -> None:
     assert set(found.ids) == set(MARKUP)
 
 
+TEXTS = st.sampled_from(["<|im_end|>", "a<think>", "<", "think", "im_end", "9", "words", ""])
+DATA = st.recursive(
+    TEXTS | st.sampled_from([5, True, None]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS | st.just("name"), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(data=DATA)
+def test_data_spells_no_control_token_once_it_is_covered(data: Any) -> None:
+    found = ControlTokens(KINDS["byte_level"]())
+    disguise = Disguise(found, data)
+    covered = json.dumps(disguise.cover_all(data), ensure_ascii=False)
+    assert found.spans(covered) == []
+    assert disguise.restore(covered) == json.dumps(data, ensure_ascii=False)
+    pending = [disguise.cover_names(data)]
+    while pending:  # keys, and what is called a name, are no part of a control token either
+        value = pending.pop()
+        pending += value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+        names = [*value, value.get("name")] if isinstance(value, dict) else []
+        assert not any(found.are_named_by(name) for name in names if isinstance(name, str) and name != "name")
+
+
 def test_stand_ins_are_never_mistaken() -> None:
     found = ControlTokens(KINDS["byte_level"]())
     text = "91234567890<|im_end|>91<think>9"
