@@ -6,8 +6,9 @@ pipelined: 100 clients without a key that send requests, 6 MB each, and read no 
 messages: 20 WebSockets of one tenant that send small frames as fast as the server reads. sockets: one tenant opens a
 WebSocket for every connection that the server may have, and keeps it. silent: the same without a key, and without a
 word. tokenize: one tenant posts texts of 4 MB to /tokenize. unread: 100 connections of one tenant ask for a
-conversation of 3.5 MB again and again and read nothing of it. --scale multiplies the number of clients, and the number
-of texts that are posted at once.
+conversation of 3.5 MB again and again and read nothing of it. slow-readers: the same, 1 KB a second. slow-bodies: 100
+connections of one tenant that send the body of a run, a byte every tenth of a second. --scale multiplies the number of
+clients, and the number of texts that are posted at once.
 
 The server is `agent-server serve` with the model of --model (the bundled one), in a process of its own, at most 300
 connections and a key for each of two tenants; the attackers are another process, with the lowest priority, since
@@ -43,7 +44,7 @@ BAD, GOOD = "bad-tenant-key", "good-tenant-key"
 CONNECTIONS = 300
 EVERY_SECONDS = 0.02
 SLOWER = 2.0
-GROWTH_MB = {"pipelined": 100.0, "tokenize": 400.0, "unread": 400.0}
+GROWTH_MB = {"pipelined": 100.0, "tokenize": 400.0, "unread": 400.0, "slow-readers": 400.0}
 PIPELINED_BYTES = 6 * 2**20
 MASK = b"\0\0\0\0"
 FRAMES = {
@@ -148,15 +149,20 @@ async def tokenize(port: int, count: int) -> None:
     await asyncio.gather(*(again() for _ in range(count)))
 
 
-async def unread(port: int, count: int) -> None:
+async def conversation(port: int) -> bytes:
+    """Store a conversation of 3.5 MB. Return a request for it."""
     words = "word " * 700_000
     body = f'{{"items":[{{"type":"message","role":"user","content":"{words}"}}]}}'.encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request("POST", "/v1/conversations", BAD, "connection: close", body=body))
     answer = await reader.read()
     writer.close()
-    conversation = answer.partition(b'"id":"')[2].partition(b'"')[0].decode()
-    ask = request("GET", f"/v1/conversations/{conversation}/items", BAD)
+    name = answer.partition(b'"id":"')[2].partition(b'"')[0].decode()
+    return request("GET", f"/v1/conversations/{name}/items", BAD)
+
+
+async def unread(port: int, count: int) -> None:
+    ask = await conversation(port)
 
     async def again() -> None:
         while True:
@@ -170,6 +176,38 @@ async def unread(port: int, count: int) -> None:
     await asyncio.gather(*(again() for _ in range(count)))
 
 
+async def slow_readers(port: int, count: int) -> None:
+    ask = await conversation(port)
+
+    async def again() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+                writer.write(ask)
+                while await reader.read(1024):  # noqa: ASYNC110
+                    await asyncio.sleep(1)
+                writer.transport.abort()
+
+    await asyncio.gather(*(again() for _ in range(count)))
+
+
+async def slow_bodies(port: int, count: int) -> None:
+    head = request("POST", "/agui", BAD, "content-type: application/json", "content-length: 1000000")
+
+    async def again() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(head)
+                while not reader.at_eof() and not writer.transport.is_closing():
+                    writer.write(b" ")
+                    await writer.drain()
+                    await asyncio.sleep(0.1)
+                writer.transport.abort()
+
+    await asyncio.gather(*(again() for _ in range(count)))
+
+
 ATTACKS: dict[str, tuple[Callable[[int, int], Awaitable[None]], int]] = {
     "pipelined": (pipelined, 100),
     **{kind: (frames(kind), 20) for kind in FRAMES},
@@ -177,6 +215,8 @@ ATTACKS: dict[str, tuple[Callable[[int, int], Awaitable[None]], int]] = {
     "silent": (silent, CONNECTIONS),
     "tokenize": (tokenize, 1),
     "unread": (unread, 100),
+    "slow-readers": (slow_readers, 100),
+    "slow-bodies": (slow_bodies, 100),
 }
 
 

@@ -9,12 +9,12 @@ import json
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from agent_server.engine_protocol.protocol import SOUND_RATE, Picture
+from agent_server.fair_slots import FairSlots
 from agent_server.media.decoder_child import ANSWER, REQUEST, SIZE
 from agent_server.media.refusal import Refused
 from agent_server.settings import MediaLimits
@@ -26,45 +26,6 @@ PROCESSES = 2
 CHARACTER_BYTES = 4
 DIGEST_BYTES = 16
 LENGTH_BYTES = 4
-
-
-class FairSlots:
-    """A number of slots that waiting tenants get in turn: a tenant with many slow files delays another by one."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-
-    @contextlib.asynccontextmanager
-    async def hold(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it."""
-        if self._free:
-            self._free -= 1
-        else:
-            slot = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(tenant, deque()).append(slot)
-            try:
-                await slot
-            except asyncio.CancelledError:
-                if slot.done() and not slot.cancelled():
-                    self._release()
-                raise
-        try:
-            yield
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        while self._waiting:
-            tenant = next(iter(self._waiting))
-            queue = self._waiting.pop(tenant)
-            slot = queue.popleft()
-            if queue:
-                self._waiting[tenant] = queue  # behind the other tenants
-            if not slot.done():
-                slot.set_result(None)
-                return
-        self._free += 1
 
 
 class Children:

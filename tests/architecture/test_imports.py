@@ -85,7 +85,7 @@ FLOORS: list[set[str]] = [
     {"engines"},
     {"generation"},
     {"media", "observability"},
-    {"engine_protocol", "model_files", "settings", "bounded", "pacing", "ids", "version", "_names"},
+    {"engine_protocol", "model_files", "settings", "bounded", "fair_slots", "pacing", "ids", "version", "_names"},
     {"user"},
 ]
 """The rooms of agent_server from the top floor down. A room imports from lower floors alone."""

@@ -12,6 +12,7 @@ import websockets
 
 from adapters import sse
 from tests.gateways.client import begin, body, frames, legal, rest, text_of
+from tests.http.routes.test_runs_and_threads import ODD_IDS, use_everywhere
 
 
 @pytest.fixture
@@ -198,3 +199,8 @@ async def test_a_background_response_is_polled_resumed_and_cancelled_at_the_othe
     assert tail[-1]["response"]["output"][0]["content"][0]["text"] == count(100)
     long = (await a.post("/v1/responses", json={**ask, "input": "count 1000 0.02", "stream": False})).json()
     assert (await b.post(f"/v1/responses/{long['id']}/cancel")).json()["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("id", ODD_IDS)
+async def test_every_id_is_addressed_at_the_other_gateway(a, b, id):
+    await use_everywhere(a, b, id)

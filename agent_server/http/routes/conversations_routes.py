@@ -42,14 +42,14 @@ class Conversations:
     """The stored conversations, and locks on those that a request is changing."""
 
     def __init__(self, server: Server) -> None:
-        self._server = server
+        self.server = server
         self._locked: set[tuple[str, str]] = set()
 
     async def find(self, tenant: str, conversation_id: str) -> ConversationRecord:
         """Look up a conversation. Raises RequestError("not_found")."""
         body = None
         if is_conversation(conversation_id):
-            body = await self._server.store.response(tenant, conversation_id)
+            body = await self.server.store.response(tenant, conversation_id)
         if body is None:
             raise RequestError("not_found", "There is no such conversation.", "conversation")
         return msgspec.convert(body, ConversationRecord)
@@ -63,7 +63,7 @@ class Conversations:
             return msgspec.to_builtins(change(msgspec.convert(body, ConversationRecord)))
 
         await self.find(tenant, conversation_id)
-        stored = await self._server.store.change_response(tenant, conversation_id, changed_body)
+        stored = await self.server.store.change_response(tenant, conversation_id, changed_body)
         if stored is None:  # deleted in between
             raise RequestError("not_found", "There is no such conversation.", "conversation")
         return msgspec.convert(stored, ConversationRecord)
@@ -99,7 +99,7 @@ class Conversations:
 
     async def create(self, request: Request) -> Response:
         record = check_size(read_new(await self._body(request), new_id, int(time.time())))
-        await self._server.store.save_response(request.state.tenant, record.id, msgspec.to_builtins(record))
+        await self.server.store.save_response(request.state.tenant, record.id, msgspec.to_builtins(record))
         return _json(conversation_body(record))
 
     async def retrieve(self, request: Request) -> Response:
@@ -116,7 +116,7 @@ class Conversations:
     async def delete(self, request: Request) -> Response:
         with self.changing(request) as (tenant, conversation_id):
             await self.find(tenant, conversation_id)
-            await self._server.store.delete_response(tenant, conversation_id)
+            await self.server.store.delete_response(tenant, conversation_id)
         return _json(deleted_conversation(conversation_id))
 
     async def items(self, request: Request) -> Response:
@@ -141,7 +141,7 @@ class Conversations:
         return await self.find(request.state.tenant, request.path_params["id"])
 
     async def _body(self, request: Request) -> bytes:
-        return await read_body(request, self._server.settings.http.max_body)
+        return await read_body(request, self.server.settings.http.max_body)
 
 
 def check_size(record: ConversationRecord) -> ConversationRecord:
@@ -173,4 +173,8 @@ def conversation_routes(conversations: Conversations) -> list[BaseRoute]:
         (one + "/items/{item}", "GET", conversations.item),
         (one + "/items/{item}", "DELETE", conversations.delete_item),
     ]
-    return [Route(path, guarded(endpoint), methods=[method]) for path, method, endpoint in served]
+    reads = conversations.server.reads
+    return [
+        Route(path, guarded(endpoint, reads if method == "GET" else None), methods=[method])
+        for path, method, endpoint in served
+    ]

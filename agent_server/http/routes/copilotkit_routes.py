@@ -142,11 +142,11 @@ class ThreadCalls:
         """The routes below the path `base`."""
         thread = base + "/threads/{thread_id}"
         return [
-            Route(base + "/threads", guarded(self.threads)),
+            Route(base + "/threads", guarded(self.threads, self._server.reads)),
             Route(base + "/threads/clear", guarded(self.clear), methods=["POST"]),
-            IdRoute(thread + "/messages", guarded(self.messages)),
-            IdRoute(thread + "/events", guarded(self.events)),
-            IdRoute(thread + "/state", guarded(self.state)),
+            IdRoute(thread + "/messages", guarded(self.messages, self._server.reads)),
+            IdRoute(thread + "/events", guarded(self.events, self._server.reads)),
+            IdRoute(thread + "/state", guarded(self.state, self._server.reads)),
             IdRoute(thread + "/archive", guarded(self.archive), methods=["POST"]),
             IdRoute(thread, guarded(self.change), methods=["PATCH"]),
             IdRoute(thread, guarded(self.delete), methods=["DELETE"]),

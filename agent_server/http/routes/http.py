@@ -23,6 +23,7 @@ from adapters.body import Limits, read_json
 from adapters.errors import RequestError
 from adapters.forwarded_props import REQUEST_KEY
 from agent_server.engine_protocol.protocol import EngineError
+from agent_server.fair_slots import FairSlots
 from agent_server.http.middleware.context import connection_of, stream_send
 from agent_server.http.middleware.errors import error_response
 
@@ -52,12 +53,23 @@ class Encoder(Protocol):
     def keep_alive(self) -> bytes: ...
 
 
-def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Convert an endpoint's RequestErrors and EngineErrors to error responses in its wire's format."""
+def guarded(
+    endpoint: Callable[[Request], Awaitable[Response]], slots: FairSlots | None = None
+) -> Callable[[Request], Awaitable[Response]]:
+    """Convert an endpoint's RequestErrors and EngineErrors to error responses in its wire's format.
+
+    slots: for an endpoint that encodes megabytes of stored content. Without them, a hundred such requests at once are
+    encoded one after the other before the event loop serves anybody else.
+    """
 
     async def handle(request: Request) -> Response:
         try:
-            return await endpoint(request)
+            if slots is None:
+                return await endpoint(request)
+            async with slots.hold(request.state.tenant):
+                response = await endpoint(request)
+                await asyncio.sleep(0)  # what became ready meanwhile goes before the next of these answers
+                return response
         except RequestError as error:
             return error_response(request.scope, error)
         except EngineError as error:

@@ -560,6 +560,9 @@ def routes(server: Server) -> list[BaseRoute]:
         Route("/v1/responses", guarded(wire.create), methods=["POST"]),
         Route("/v1/responses/input_tokens", guarded(wire.count), methods=["POST"]),
         Route("/v1/responses/compact", guarded(wire.compact), methods=["POST"]),
-        *(Route(path, guarded(endpoint), methods=[method]) for path, method, endpoint in stored),
+        *(
+            Route(path, guarded(endpoint, server.reads if method == "GET" else None), methods=[method])
+            for path, method, endpoint in stored
+        ),
         *conversation_routes(conversations),
     ]

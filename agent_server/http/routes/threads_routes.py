@@ -49,18 +49,18 @@ def routes(server: Server) -> list[BaseRoute]:
     threads = Threads(server)
     one = "/agui/threads/{thread_id}"
     return [
-        Route("/agui/threads", guarded(threads.list)),
-        IdRoute(one, guarded(threads.read), methods=["GET"]),
+        Route("/agui/threads", guarded(threads.list, server.reads)),
+        IdRoute(one, guarded(threads.read, server.reads), methods=["GET"]),
         IdRoute(one, guarded(threads.change), methods=["PATCH"]),
         IdRoute(one, guarded(threads.delete), methods=["DELETE"]),
-        IdRoute(one + "/messages", guarded(threads.messages)),
+        IdRoute(one + "/messages", guarded(threads.messages, server.reads)),
         IdRoute(one + "/messages/{message_id}", guarded(threads.delete_message), methods=["DELETE"]),
-        IdRoute(one + "/removed", guarded(threads.removed)),
+        IdRoute(one + "/removed", guarded(threads.removed, server.reads)),
         IdRoute(one + "/removed/{removal_id}/restore", guarded(threads.restore), methods=["POST"]),
         IdRoute(one + "/branch", guarded(threads.branch), methods=["POST"]),
-        IdRoute(one + "/state", guarded(threads.state)),
-        IdRoute(one + "/runs", guarded(threads.runs)),
-        IdRoute(one + "/feedback", guarded(threads.feedback), methods=["GET"]),
+        IdRoute(one + "/state", guarded(threads.state, server.reads)),
+        IdRoute(one + "/runs", guarded(threads.runs, server.reads)),
+        IdRoute(one + "/feedback", guarded(threads.feedback, server.reads), methods=["GET"]),
         IdRoute(one + "/feedback", guarded(threads.judge), methods=["POST"]),
         *erasure_routes(server),
     ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -12,6 +14,8 @@ import pytest
 
 from adapters import sse
 from agent_server.engines.scripted import Script
+from agent_server.http.auth.keys_file import KeyEntry, add_key, digest
+from agent_server.http.server import READS
 from agent_server.runs.store import thread_messages
 from tests.server import scripted, serving
 
@@ -236,7 +240,7 @@ async def test_the_history_is_not_edited_under_a_run_that_is_going_on():
 
 ODD_IDS = [
     "a/b", "a/messages", "/", "//", "a//b/", "a/../b", "...", ".hidden", "%", "%2F", "a%2fb", "100%25", "?x=1", "#a",
-    "a b", "a+b", "a;b=c", "a:b@c", "[x]", '"q"', "\\", "ünï", "日本語/スレッド", "🦉", "e\u0301", "x" * 512, "ü" * 512,
+    "a b", "a+b", "a;b=c", "a:b@c", "[x]", '"q"', "\\", "ünï", "日本語/スレッド", "🦉", "e\u0301", "x" * 512, "ü" * 512, "{a}b", "a*", "a:b:c", "'; DROP TABLE threads; --",
 ]  # fmt: skip
 
 
@@ -244,10 +248,11 @@ async def test_every_id_that_a_run_accepts_is_addressed_by_its_encoding():
     """As `encodeURIComponent` and the like write it: on each route of threads and runs, CopilotKit's too."""
     async with serving(scripted("Fine.")) as running, httpx.AsyncClient(base_url=running.url) as client:
         for id in ODD_IDS:
-            await use_everywhere(client, id)
+            await use_everywhere(client, client, id)
 
 
-async def use_everywhere(client: httpx.AsyncClient, id: str) -> None:
+async def use_everywhere(client: httpx.AsyncClient, other: httpx.AsyncClient, id: str) -> None:
+    """Start a run at one gateway, and ask another for it."""
     place = quote(id, safe="")
     thread, run, copied = f"/agui/threads/{place}", f"/agui/runs/{place}", f"/copilotkit/threads/{place}"
     asked: list[tuple[str, str, Any, int]] = [
@@ -265,7 +270,7 @@ async def use_everywhere(client: httpx.AsyncClient, id: str) -> None:
         ("GET", thread, None, 404),
     ]
     for method, path, content, status in asked:
-        answer = await client.request(method, path, json=content)
+        answer = await (client if path == "/agui" else other).request(method, path, json=content)
         assert answer.status_code == status, (method, path, answer.text)
 
 
@@ -275,3 +280,41 @@ async def test_an_id_that_no_client_can_ask_for_again_is_refused(id: str):
         for name in ("threadId", "runId"):
             refused = await client.post("/agui", json=body(**{name: id}))
             assert refused.status_code == 400 and "path segment" in refused.text
+
+
+async def test_long_answers_are_made_a_few_at_once_and_for_tenants_in_turn(tmp_path: Path, monkeypatch):
+    """A hundred at once would be encoded one after the other before the event loop serves anybody else."""
+    keys = tmp_path / "keys.toml"
+    for tenant in ("a", "b"):
+        add_key(keys, KeyEntry(name=tenant, tenant=tenant, hash=digest(f"key of {tenant}")))
+    async with serving(scripted("Fine."), keys_file=str(keys)) as running, contextlib.AsyncExitStack() as stack:
+        a, b = [
+            await stack.enter_async_context(
+                httpx.AsyncClient(base_url=running.url, headers={"x-api-key": f"key of {tenant}"}, timeout=30)
+            )
+            for tenant in ("a", "b")
+        ]
+        for client in (a, b):
+            assert (await client.post("/agui", json=body())).status_code == 200
+        read, order, now, most, both = running.server.store.messages, [], 0, 0, asyncio.Event()
+
+        async def messages(tenant: str, thread: str) -> list[dict[str, Any]]:
+            nonlocal now, most
+            now += 1
+            most = max(now, most)
+            order.append(tenant)
+            await both.wait()
+            await asyncio.sleep(0.01)
+            now -= 1
+            return await read(tenant, thread)
+
+        monkeypatch.setattr(running.server.store, "messages", messages)
+        asked = [asyncio.create_task(a.get("/agui/threads/t1/messages")) for _ in range(20)]
+        while len(order) < READS:
+            await asyncio.sleep(0.01)
+        asked.append(asyncio.create_task(b.get("/agui/threads/t1/messages")))
+        while "b" not in running.server.reads._waiting:
+            await asyncio.sleep(0.01)
+        both.set()
+        assert [(await each).status_code for each in asked] == [200] * 21
+        assert most == READS and order.index("b") <= READS + 1
