@@ -53,6 +53,7 @@ check: setup ## format, lint, types, declared dependencies, and the lock against
 	$(BIN)/deptry .
 	$(BIN)/deptry $(TOOLS) --exclude 'node_modules' --ignore DEP002,DEP004
 	$(PY) scripts/lock.py check
+	$(PY) scripts/lock.py extras vllm  # the only extra that is not in the lock
 
 hooks: setup ## run the checks of `make check` before each commit, on what the commit changes
 	$(BIN)/pre-commit install
@@ -146,10 +147,10 @@ test-clients: setup ## six coding agents from npm do whole tasks over the server
 
 .PHONY: test-clients
 
-test-vllm-inprocess: vllm-env ## the contract over vLLM in this server's own process
-	scripts/vllm/install-inprocess $(VLLM_ENV) $(VLLM_ENV)-inprocess
-	VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 \
-		$(VLLM_ENV)-inprocess/bin/python -m pytest -m vllm_inprocess tests/contract/test_vllm_inprocess.py
+test-vllm-inprocess: vllm-env ## the contract, and forty conversations beside the other engines, over vLLM in this server's process
+	scripts/vllm/install-inprocess $(VLLM_ENV)-inprocess
+	VLLM_ENV=$(abspath $(VLLM_ENV)) VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 \
+		$(VLLM_ENV)-inprocess/bin/python -m pytest -m vllm_inprocess tests/contract/test_vllm_inprocess.py tests/contract/test_three_engines.py
 
 llamacpp-env: setup ## llama.cpp's server and the bundled model for it (LLAMACPP_ENV= chooses the folder)
 	scripts/llamacpp/install $(LLAMACPP_ENV)

@@ -2,7 +2,7 @@
 
     scripts/lock.py write [--upgrade]    resolve what pyproject.toml declares and write the file
     scripts/lock.py check                prove the file against the package index
-    scripts/lock.py extras               resolve each extra alone, its newest and its lowest versions
+    scripts/lock.py extras [NAME...]     resolve each extra alone, its newest and its lowest versions
     scripts/lock.py lowest FILE          write the lowest versions that pyproject.toml declares, to install from
 
 It is a requirements file with markers, not uv.lock, because plain pip reads it (`-c constraints.txt`, in the Makefile
@@ -165,8 +165,8 @@ def check(root: Path) -> Iterator[str]:
         yield from filter(None, pool.map(lambda place: unresolved(resolver, *place), places))
 
 
-def check_extras(root: Path) -> Iterator[str]:
-    """Each extra that cannot be resolved alone, with the resolution and the Python where it fails.
+def check_extras(root: Path, names: Sequence[str] = ()) -> Iterator[str]:
+    """Each extra, or of these, that cannot be resolved alone, with the resolution and the Python where it fails.
 
     All at once is not enough: vLLM is not in the lock, and the lock hides a lowest version that has no wheel.
     """
@@ -179,7 +179,8 @@ def check_extras(root: Path) -> Iterator[str]:
             return f"{extra}, {resolution}, Python {python}: {error}"
         return None
 
-    cases = [(extra, each, python) for extra in resolver.declared for each in RESOLUTIONS for python in PYTHONS]
+    chosen = names or resolver.declared
+    cases = [(extra, each, python) for extra in chosen for each in RESOLUTIONS for python in PYTHONS]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield from filter(None, pool.map(lambda case: fault(*case), cases))
 
@@ -232,8 +233,9 @@ def main(arguments: Sequence[str], root: Path) -> int:
         case ["check"]:
             where = f"on {', '.join(PLATFORMS)} for Python {', '.join(PYTHONS)}"
             return report(check(root), f"constraints.txt resolves {where}.")
-        case ["extras"]:
-            return report(check_extras(root), f"Each extra resolves alone, {' and '.join(RESOLUTIONS)}.")
+        case ["extras", *names]:
+            which = f"The extra {', '.join(names)}" if names else "Each extra"
+            return report(check_extras(root, names), f"{which} resolves alone, {' and '.join(RESOLUTIONS)}.")
         case ["lowest", output]:
             Resolver(root).lowest(Path(output).resolve())
             return 0
