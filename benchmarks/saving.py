@@ -1,11 +1,12 @@
 """What it costs to save runs beside their streams, so that another server can go on with them.
 
-    python benchmarks/saving.py [--rounds 6] [--streams 8] [--tokens 300]
+    python benchmarks/saving.py [--model FILE_OR_FOLDER] [--rounds 6] [--streams 8] [--tokens 300]
 
 Two servers of one process, each with an SQLite file, of which one saves what its runs say (the default) and one does
 not (TAKE_UP_RUNS=false). They are given the same runs in turn, and counted are tokens for a second of the process's
-CPU: the store's thread is in it. First with the bundled model computed in the same process, then with the scripted
-engine, which computes nothing, so that the server's own work is all there is. Its last line says "kept" or "missed".
+CPU: the store's thread is in it. First with a model computed in the same process (the bundled one, or `--model`), then
+with the scripted engine, which computes nothing, so that the server's own work is all there is. Its last line says
+"kept" or "missed".
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ async def round_of(server: Server, name: str, streams: int, tokens: int) -> floa
     return written / (time.process_time() - begun)
 
 
-async def compare(what: str, engine: Any, rounds: int, streams: int, tokens: int) -> float:
+async def compare(what: str, engine: Any, rounds: int, streams: int, tokens: int, **settings: Any) -> float:
     with tempfile.TemporaryDirectory() as folder:
         async with contextlib.AsyncExitStack() as stack:
             servers = [
@@ -65,7 +66,7 @@ async def compare(what: str, engine: Any, rounds: int, streams: int, tokens: int
                     await stack.enter_async_context(
                         serving(
                             engine() if engine else None, local=True, store_url=f"sqlite:///{folder}/{saves}.db",
-                            take_up_runs=saves, grace=30.0,
+                            take_up_runs=saves, grace=30.0, **settings,
                         )
                     )
                 ).server
@@ -90,11 +91,13 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--model", help="a model file or folder instead of the bundled model")
     given = parser.parse_args()
-    real = await compare("bundled model", None, given.rounds, given.streams, given.tokens)
+    name, settings = ("bundled model", {}) if given.model is None else (Path(given.model).stem, {"model": given.model})
+    real = await compare(name, None, given.rounds, given.streams, given.tokens, **settings)
     script = Script(text="the " * given.tokens, delay=0.02)
     await compare("scripted engine", lambda: scripted([script]), given.rounds, given.streams, given.tokens)
-    print(f"bundled model: {real:.3f} of the tokens, aim {AIM}: {'kept' if real >= AIM else 'missed'}")
+    print(f"{name}: {real:.3f} of the tokens, aim {AIM}: {'kept' if real >= AIM else 'missed'}")
 
 
 if __name__ == "__main__":

@@ -17,16 +17,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ag_ui.core import ResumeEntry
 
 from agent_server.agents import Agent, ToolContext, tool
 from agent_server.agents.checkpoints import Checkpointer
 from agent_server.agents.interrupts import UNKNOWN
+from agent_server.agents.sealing import Sealer
 from agent_server.engines.scripted import Script
 from agent_server.runs.store import Store
 from events.lifecycle import Verifier
 from events.message import Folder
 from events.options import GenerationOptions, SamplingParams
-from events.vocabulary import Event, RunFinished, StepStarted, TextMessageContent, ToolCallEnd, ToolCallResult
+from events.vocabulary import (
+    Event,
+    InterruptOutcome,
+    RunFinished,
+    StepStarted,
+    TextMessageContent,
+    ToolCallEnd,
+    ToolCallResult,
+)
 from tests.agents.harness import House, of
 from tests.agents.models import Model, call
 
@@ -46,11 +56,14 @@ class KillPoint:
 
 class World:
     """What outlives every server: the files, and what tools have done. early: the tool that pays may start early, and
-    so may be called again."""
+    so may be called again. asks: it pays in a second run, which a person has approved."""
 
-    def __init__(self, folder: Path, *, early: bool = False) -> None:
+    def __init__(self, folder: Path, *, early: bool = False, asks: bool = False) -> None:
         self.folder = folder
         self.early = early
+        self.asks = asks
+        self.run_id = "run_2" if asks else "run_1"
+        self.sealer = Sealer()
         self.numbers = itertools.count()
         self.paid = 0
 
@@ -61,7 +74,7 @@ class World:
             await asyncio.sleep(0.02)  # the other call's result waits for this one
             return f"looked at {at}"
 
-        @tool(early=self.early)
+        @tool(early=self.early, requires_approval=self.asks)
         async def pay(sum: int, context: ToolContext) -> str:
             """Pay."""
             self.paid += 1
@@ -83,7 +96,7 @@ class World:
         points. begins: it is asked; the others go on with the run."""
         shown, points = list(seen), list[KillPoint]()
         store = Store(f"sqlite:///{database}")
-        house = House(self.agent(), Model(self.script), store, run_limits={"save_every": 0.001})
+        house = House(self.agent(), Model(self.script), store, run_limits={"save_every": 0.001}, sealer=self.sealer)
         house.manager.new_id = lambda prefix: f"{prefix}_{secrets.token_hex(4)}"
         write = store._database.write
         begun = False
@@ -95,22 +108,29 @@ class World:
 
         store._database.write = writing  # type: ignore[method-assign]
         async with house:
+            answers: list[ResumeEntry] = []
+            if begins and self.asks:
+                *_, asked = await house.ask("pay", options=DONE_OPTIONS)
+                assert isinstance(asked, RunFinished) and isinstance(asked.outcome, InterruptOutcome)
+                answers = [
+                    ResumeEntry(interrupt_id=each.id, status="resolved", payload={"approved": True})
+                    for each in asked.outcome.interrupts
+                ]
             begun = True
             if begins:
-                run = await house.start("pay", options=DONE_OPTIONS)
+                run = await house.start(None if answers else "pay", options=DONE_OPTIONS, resume=answers or None)
             else:
                 await house.manager.resume_orphans()
-                run = await house.manager.find("run_1")
+                run = await house.manager.find(self.run_id)
             after = shown[-1][0] if shown else 0
             async for number, event in run.events(after):
                 shown.append((number, event))
             await self.check(shown, store)
         return shown, points
 
-    @staticmethod
-    def read(house: House, shown: Sequence[tuple[int, Event]]) -> list[tuple[int, Event]]:
+    def read(self, house: House, shown: Sequence[tuple[int, Event]]) -> list[tuple[int, Event]]:
         """What a reader that lags behind nothing has by now."""
-        run = house.manager._runs.get(("", "run_1"))
+        run = house.manager._runs.get(("", self.run_id))
         if run is None:
             return list(shown)
         last = shown[-1][0] if shown else 0
@@ -132,35 +152,41 @@ class World:
         for event in events:
             verifier.check(event)
             folder.add(event)
-        assert folder.issues == [] and isinstance(events[-1], RunFinished)
-        assert "".join(each.delta for each in of(events, TextMessageContent)) == "I look first." + ANSWER
-        assert [each.step_name for each in of(events, StepStarted)] == ["step 1", "step 2"]
-        looked, paid = of(events, ToolCallResult)
-        assert looked.content == "looked at may" and paid.content in ("paid 5", UNKNOWN)
+        assert isinstance(events[-1], RunFinished)
+        before, results = ("", ["paid 5"]) if self.asks else ("I look first.", ["looked at may", "paid 5"])
+        assert "".join(each.delta for each in of(events, TextMessageContent)) == before + ANSWER
+        *others, paid = of(events, ToolCallResult)
+        assert [each.content for each in others] == results[:-1] and paid.content in ("paid 5", UNKNOWN)
         stored = await store.messages("", "t")
         assert [each["role"] for each in stored if each["role"] != "reasoning"] == [
             "user", "assistant", "tool", "tool", "assistant",
         ]  # fmt: skip
         assert stored[-1]["content"] == ANSWER
-        assert [each["id"] for each in stored[1:]] == [each["id"] for each in folder.messages]
-        assert [each.status for each in await store.runs("", "t")] == ["finished"]
         assert self.early or self.paid <= 1
         if paid.content == "paid 5":
-            assert folder.state == await store.state("", "t") == {"paid": 5}
+            assert await store.state("", "t") == {"paid": 5}
+        runs = [each.status for each in await store.runs("", "t")]
+        if self.asks:
+            assert sorted(runs) == ["finished", "interrupted"]
+            return
+        assert runs == ["finished"] and folder.issues == []
+        assert [each.step_name for each in of(events, StepStarted)] == ["step 1", "step 2"]
+        assert [each["id"] for each in stored[1:]] == [each["id"] for each in folder.messages]
+        assert folder.state == await store.state("", "t")
 
 
-@pytest.mark.parametrize(("deep", "most"), [(1, 60), (3, 16)])
-async def test_a_run_goes_on_from_every_kill_point(tmp_path: Path, deep: int, most: int):
+@pytest.mark.parametrize(("deep", "most", "asks"), [(1, 60, False), (3, 16, False), (1, 30, True), (2, 8, True)])
+async def test_a_run_goes_on_from_every_kill_point(tmp_path: Path, deep: int, most: int, asks: bool):
     """deep: how many servers are killed one after the other. most: kill points tried at each depth.
 
     The number of commits follows the speed of the disk, so the points are chosen evenly among those there are."""
-    world = World(tmp_path)
+    world = World(tmp_path, asks=asks)
     _, points = await world.lives(tmp_path / "first.db", begins=True)
     assert len(points) > 15 and world.paid == 1
     for _ in range(deep):
         following: list[KillPoint] = []
         for point in points[:: math.ceil(len(points) / most)]:
-            if not point.seen and not _accepted(point.database):
+            if not point.seen and not _accepted(point.database, world.run_id):
                 continue  # nothing was accepted, and nobody was told that it was
             world.paid = point.paid
             _, more = await world.lives(point.database, point.seen)
@@ -197,9 +223,9 @@ def _is_between_turns(point: KillPoint) -> bool:
     return len(of(events, ToolCallEnd)) == 2 and text == "I look first."
 
 
-def _accepted(database: Path) -> bool:
+def _accepted(database: Path, run_id: str) -> bool:
     connection = sqlite3.connect(database)
     try:
-        return bool(connection.execute("SELECT count(*) FROM runs").fetchone()[0])
+        return bool(connection.execute("SELECT count(*) FROM runs WHERE id = ?", (run_id,)).fetchone()[0])
     finally:
         connection.close()
