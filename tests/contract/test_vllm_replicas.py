@@ -39,7 +39,12 @@ async def test_fifty_greedy_runs_survive_the_loss_of_one_replica_and_the_drain_o
     replicas: dict[str, VLLM],
 ) -> None:
     gone: list[str] = []
-    with gateway(*(each.url for each in replicas.values()), AGENT_SERVER_DEMO="false") as (_, url):
+    with gateway(
+        *(each.url for each in replicas.values()), AGENT_SERVER_DEMO="false", AGENT_SERVER_OPERATOR_KEYS="op"
+    ) as (
+        _,
+        url,
+    ):
 
         async def disturb(events: Callable[[], int]) -> None:
             while events() < 1500:
@@ -49,16 +54,17 @@ async def test_fifty_greedy_runs_survive_the_loss_of_one_replica_and_the_drain_o
             while events() < 2500:
                 await asyncio.sleep(0.005)
             gone.append(await asyncio.to_thread(busiest, url, but=gone[0]))
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(headers={"x-api-key": "op"}) as client:
                 drained = {"name": gone[1], "draining": True}
                 assert (await client.post(f"{url}/operator/replicas", json=drained)).status_code == 200
 
         async with httpx.AsyncClient(timeout=60) as client:
-            for number in range(8):  # a thread stays where its prefix is cached, turn after turn
+            for number in range(8):  # a thread stays where its prompt is cached, turn after turn
                 places = []
                 for turn in range(3):
                     before = await asyncio.to_thread(metrics, url, "replica_generations_total")
-                    asked = {**body(number + 100, SHORT), "runId": f"sticky-{number}-{turn}"}
+                    long = {"id": f"m{turn}", "role": "user", "content": f"Story {number} is about the sea. " * 12}
+                    asked = {**body(number + 100, SHORT), "runId": f"sticky-{number}-{turn}", "messages": [long]}
                     assert (await client.post(f"{url}/agui", json=asked)).status_code == 200
                     after = await asyncio.to_thread(metrics, url, "replica_generations_total")
                     places.append([name for name in after if after[name] > before[name]])
