@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from agent_server.engine_protocol.continuation import already_ended
 from agent_server.engine_protocol.protocol import (
     Control,
@@ -158,15 +160,20 @@ def _begin_prepared(core: CoreState, ready: Prepared) -> None:
     """Enqueue a request whose media are prepared, so that the length of its prompt is final."""
     if ready.number not in core.preparing:  # cancelled meanwhile
         return
-    deferred = core.preparing.pop(ready.number)
+    deferred, request = core.preparing.pop(ready.number), ready.request
+    # Beside a placeholder for each medium, `max_tokens` fitted; what they leave is known only now.
+    left, sampling = core.limits.context_length - len(request.prompt_token_ids), request.sampling
+    if sampling.max_tokens is not None and 0 < left < sampling.max_tokens:
+        fitted = msgspec.structs.replace(sampling, max_tokens=left, min_tokens=min(sampling.min_tokens, left))
+        request = msgspec.structs.replace(request, sampling=fitted)
     try:
         if ready.failure is not None:
             raise ready.failure.error()
-        _check_room(core, ready.request)
+        _check_room(core, request)
     except EngineError as error:
         core.reply(ready.number, Failed.of(error))
         return
-    _enqueue(core, ready.number, ready.request, ready.media)
+    _enqueue(core, ready.number, request, ready.media)
     for command in deferred:
         execute(core, command)
 

@@ -207,6 +207,17 @@ def test_a_prompt_that_does_not_fit_with_its_picture_is_that_requests_error(driv
     driver.assert_clean()
 
 
+def test_an_answer_that_fits_beside_a_placeholder_is_reduced_to_what_the_picture_leaves(driver, seeing):
+    room = driver.info.context_length
+    ids = shown(driver, "a" * (room - 120), None)
+    number = driver.submit(ids, pictures=[picture(13)], max_tokens=room - len(ids), ignore_eos=True)
+    driver.finish()
+    end = driver.end(number)
+    assert (end.reason, end.usage.prompt_tokens + end.usage.completion_tokens) == ("length", room)
+    assert 0 < end.usage.completion_tokens < room - len(ids)
+    driver.assert_clean()
+
+
 def test_cancelled_while_its_picture_is_prepared(driver, seeing):
     number = driver.submit(shown(driver, "x", None), pictures=[picture(14)])
     driver.cancel(number)
