@@ -43,7 +43,10 @@ async def test_the_arguments_of_many_calls_are_validated_in_parts():
     }  # fmt: skip
     ask = {"threadId": "t", "runId": "r", "messages": [{"id": "u", "role": "user", "content": "Hello"}]}
     script = Script(text="".join(call("f", a=1) for _ in range(CALLS)))
-    async with serving(scripted([script], context_length=1_000_000), local=True) as running, counted_turns() as turns:
+    async with (
+        serving(scripted([script], context_length=1_000_000), local=True, max_context=1_000_000) as running,
+        counted_turns() as turns,
+    ):
         run = await running.server.runs.start(
             RunAgentInput.model_validate({**ask, "tools": [tool]}), GenerationOptions(stated=frozenset())
         )
