@@ -43,7 +43,7 @@ def main() -> None:
         core, info = load(EngineConfig(model=model), lambda status: None)
         for busy in (0, options.busy):
             with busy_processes(busy):
-                prompts, rates = measure(core, fixed, most, options, info.vocab_size)
+                prompts, rates = measure(core, fixed, most, options, info.vocab_size, 10_000 * busy)
             beside = f"{busy} busy processes" if busy else "nothing"
             best = min(prompts[str(count)] for count in fixed) / prompts["chosen"]
             row = " | ".join(f"{1e3 * prompts[name]:.0f} ms" for name in prompts)
@@ -76,9 +76,10 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def measure(
-    core: Core, fixed: list[int], most: int, options: argparse.Namespace, vocab: int
+    core: Core, fixed: list[int], most: int, options: argparse.Namespace, vocab: int, first_seed: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds for the prompt and tokens per second after it, by the number of threads. The first round is left out."""
+    """Seconds for the prompt and tokens per second after it, by the number of threads. The first round is left out.
+    first_seed: of the prompts, which must differ from earlier ones, or they are cached."""
     ways = [*map(str, fixed), "chosen"]
     prompts: dict[str, list[float]] = {name: [] for name in ways}
     rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -94,7 +95,7 @@ def measure(
         for name in ways:
             torch.set_num_threads(chosen if name == "chosen" else int(name))
             core.threads = choice if name == "chosen" else None
-            prompt = random_prompts(1, options.prompt, vocab, 100 * seed + ways.index(name))[0]
+            prompt = random_prompts(1, options.prompt, vocab, first_seed + 100 * seed + ways.index(name))[0]
             began = first = time.perf_counter()
             submit(core, seed, prompt, options.new, GREEDY)
             tokens = 0
