@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -19,6 +20,7 @@ from agent_server.engines.vllm_inprocess import VLLMEngine
 from agent_server.http.server import BUNDLED
 from agent_server.settings import UpstreamSettings
 from tests.contract.real_vllm import vllm
+from tests.engines.replicas.runs import joined
 from tests.server import serving
 
 pytestmark = [pytest.mark.vllm_inprocess, pytest.mark.timeout(900), pytest.mark.filterwarnings("default")]
@@ -136,8 +138,11 @@ async def clients() -> AsyncIterator[dict[str, httpx.AsyncClient]]:
             made = {}
             for name, engine in zip(("the core", *ENGINES), engines, strict=True):
                 running = await stack.enter_async_context(
-                    serving(engine, local=True, dtype="float32", kv_cache_dtype="float32")
+                    serving(engine, local=True, ready=False, dtype="float32", kv_cache_dtype="float32")
                 )
+                while not running.server.model.ready:  # vLLM starts for longer than other engines
+                    assert running.server.model.status.state != "failed", running.server.model.status.message
+                    await asyncio.sleep(0.2)
                 made[name] = await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=300))
             yield made
 
@@ -153,24 +158,6 @@ async def ask(client: httpx.AsyncClient, name: str) -> list[dict[str, Any]]:
     answer = await client.post("/agui", json=body)
     assert answer.status_code == 200, answer.text
     return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
-
-
-def content(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """The events without what differs from run to run: deltas that follow each other as one, ids by their order, no
-    times, of usage what was read and written, of tokens their ids and log probabilities."""
-    names: dict[str, int] = {}
-    found: list[list[Any]] = []
-    for event in events:
-        owner = event.get("messageId") or event.get("toolCallId") or ""
-        name = names.setdefault(owner, len(names)) if owner else -1
-        if found and "delta" in event and found[-1][:2] == [event["type"], name]:
-            found[-1][2] += event["delta"]
-        else:
-            ending = event.get("metadata", {}).get("finishReason") if event["type"] == "RUN_FINISHED" else None
-            usage = [(each["inputTokens"], each["outputTokens"]) for each in event.get("usage") or ()]
-            shown = event.get("toolCallName") or event.get("message") or event.get("delta", "")
-            found.append([event["type"], name, shown, ending, usage])
-    return [(*each[:4], tuple(each[4])) for each in found]
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -194,10 +181,10 @@ async def test_a_conversation_has_the_same_events(clients: dict[str, httpx.Async
     expected, *others = [await ask(client, name) for client in clients.values()]
     assert expected[-1]["type"] == "RUN_FINISHED"
     for engine, events in zip(ENGINES, others, strict=True):
-        *before, (kind, owner, shown, ending, usage) = content(events)
+        *before, (kind, owner, shown, ending, usage) = joined(events)
         if name in ENDED_BY_GRAMMAR:
             usage = tuple((read, written - 1) for read, written in usage)
-        assert [*before, (kind, owner, shown, ending, usage)] == content(expected), engine
+        assert [*before, (kind, owner, shown, ending, usage)] == joined(expected), engine
         (same, theirs), (ids, ours) = tokens(events), tokens(expected)
         assert same == ids, engine
         assert theirs == pytest.approx(ours, abs=2e-3), engine

@@ -55,8 +55,8 @@ async def _read(client: httpx.AsyncClient, url: str, asked: dict[str, Any], into
 
 
 def joined(events: Sequence[Event]) -> list[tuple[Any, ...]]:
-    """The events without what differs from run to run: deltas that follow each other as one, ids by their order,
-    no times, and of the end's metadata how it ended."""
+    """The events without what differs from run to run: deltas that follow each other as one, ids by their order, names
+    of tools, no times, and of the end's metadata how it ended."""
     names: dict[str, int] = {}
     found: list[list[Any]] = []
     for event in events:
@@ -67,7 +67,8 @@ def joined(events: Sequence[Event]) -> list[tuple[Any, ...]]:
             continue
         rest = event["metadata"].get("finishReason") if event["type"] == "RUN_FINISHED" else None
         usage = [(u["inputTokens"], u["outputTokens"]) for u in event.get("usage") or ()]
-        found.append([event["type"], name, event.get("delta", ""), rest, usage])
+        shown = event.get("toolCallName") or event.get("message") or event.get("delta", "")
+        found.append([event["type"], name, shown, rest, usage])
     return [(*each[:4], tuple(each[4])) for each in found]
 
 
