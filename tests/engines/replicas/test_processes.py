@@ -61,7 +61,7 @@ async def test_a_worker_that_is_told_to_stop_hands_its_runs_on():
             busiest.terminate()
             stopped.append(busiest)
 
-        runs = [{**GREEDY, "max_tokens": 600}] * 6
+        runs = [{**GREEDY, "max_tokens": 1500}] * 6  # not over before the worker hears of it
         events = await run_all(url, runs, disturb)
         assert [each[-1]["type"] for each in events] == ["RUN_FINISHED"] * 6
         assert sum(map(resumed, events)) >= 1
