@@ -36,13 +36,13 @@ def body(number: int, options: Options) -> dict[str, Any]:
 
 
 async def run_all(
-    url: str, options: Sequence[Options], disturb: Callable[[Callable[[], int]], Awaitable[None]] | None = None
+    url: str, options: Sequence[Options], disturb: Callable[[Callable[[], list[int]]], Awaitable[None]] | None = None
 ) -> list[list[Event]]:
-    """All runs at once. `disturb` runs beside them and may ask how many events have come."""
+    """All runs at once. `disturb` runs beside them and may ask how many events of each have come."""
     events: list[list[Event]] = [[] for _ in options]
     async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as client:
         reading = [_read(client, url, body(number, each), events[number]) for number, each in enumerate(options)]
-        disturbing = [disturb(lambda: sum(map(len, events)))] if disturb else []
+        disturbing = [disturb(lambda: [len(each) for each in events])] if disturb else []
         await asyncio.gather(*reading, *disturbing)
     return events
 
