@@ -7,8 +7,10 @@ still starts and manages child processes of its own (its engine core and its wor
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,6 +34,7 @@ from agent_server.engines.upstream.errors import MAX_MESSAGE
 from agent_server.engines.upstream.grammar import translate
 from agent_server.engines.upstream.model import UpstreamModel
 from agent_server.engines.upstream.output import Output
+from agent_server.model_files import UnusableFile, read_json
 from agent_server.settings import ComputeSettings, UpstreamSettings
 
 logger = logging.getLogger("agent_server.engine")
@@ -53,10 +56,11 @@ ARGUMENTS = {
 UNAVAILABLE = {
     "quantize": "serve a checkpoint that is quantised already, such as FP8 or AWQ, which vLLM reads by itself",
     "adapter": "merge the adapter into the checkpoint",
-    "lora": "start vLLM as a server with --enable-lora and give its URL with --engine, or leave --engine out",
     "chunk_tokens": "set step_tokens, which becomes vLLM's max_num_batched_tokens",
 }
 """Settings that vLLM in this process cannot honour, and what to do instead."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values of vLLM's max_lora_rank."""
 DRAFT_TOKENS = 5
 LOOKUP_TOKENS = 4
 
@@ -91,18 +95,41 @@ def engine_arguments(compute: ComputeSettings, own: Mapping[str, object]) -> dic
             "num_speculative_tokens": compute.num_speculative_tokens,
             "prompt_lookup_max": LOOKUP_TOKENS,
         }
+    if compute.lora:
+        folders = [source.partition("=")[2] for source in compute.lora]
+        arguments |= {"enable_lora": True, "max_loras": len(folders), "max_lora_rank": lora_rank(folders)}
     return arguments | dict(own)
+
+
+def lora_rank(folders: Iterable[str]) -> int:
+    """Return vLLM's max_lora_rank for these adapters. Raises ValueError for an adapter whose rank is too large."""
+    from agent_server.generation.lora.lora import CONFIGURATION
+
+    highest = 1
+    for folder in folders:
+        try:
+            config = read_json(Path(folder).expanduser() / CONFIGURATION)
+        except UnusableFile as error:
+            raise ValueError(f"The adapter cannot be loaded: {error}") from error
+        ranks = [config.get("r", 0), *(config.get("rank_pattern") or {}).values()]
+        highest = max(highest, *(rank for rank in ranks if isinstance(rank, int)))
+    rank = next((rank for rank in LORA_RANKS if rank >= highest), None)
+    if rank is None:
+        raise ValueError(f"--engine vllm takes LoRA adapters of rank {LORA_RANKS[-1]} at most, not {highest}.")
+    return rank
 
 
 class VLLMEngine(OnlyCancelled):
     """load: reads the model's tokenizer and defaults, in a thread. arguments: vLLM's engine arguments by name (dtype,
-    tensor_parallel_size, max_model_len ...). limit: the most generations at once; more are refused as overloaded."""
+    tensor_parallel_size, max_model_len ...). limit: the most generations at once; more are refused as overloaded. lora:
+    LoRA adapters, each as `name=folder`."""
 
     def __init__(
         self,
         load: Callable[[], UpstreamModel],
         arguments: dict[str, Any] | None = None,
         limit: int = UpstreamSettings().in_flight,
+        lora: Iterable[str] = (),
     ) -> None:
         self._load = load
         self._arguments = arguments or {}
@@ -110,6 +137,10 @@ class VLLMEngine(OnlyCancelled):
         self._status = EngineStatus(state="starting")
         self._upstream: Upstream | None = None
         self._llm: Any = None
+        self._lora = tuple(lora)
+        self._adapters: dict[str, Any] = {}
+        """vLLM's LoRARequest of each adapter."""
+        self._adapter_ids = itertools.count(1)
         self._running: dict[str, bool] = {}
         self._generated = 0
         self._prompted = 0
@@ -132,6 +163,9 @@ class VLLMEngine(OnlyCancelled):
         try:
             model = await asyncio.to_thread(self._load)
             self._llm = await asyncio.to_thread(open_engine, model.source, self._arguments)
+            for source in self._lora:
+                name, _, folder = source.partition("=")
+                await self._load_adapter(name, folder)
         except EngineError as error:
             self._status = EngineStatus(state="failed", message=error.message)
             raise
@@ -152,8 +186,33 @@ class VLLMEngine(OnlyCancelled):
             await self._llm.abort(list(self._running))
             await asyncio.to_thread(self._llm.shutdown)
 
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load a LoRA adapter for generations that name it. It replaces one of the same name, with which running
+        generations continue. Raises EngineError with one sentence."""
+        if not self.info.adapters:
+            message = "This engine was started without LoRA adapters: start it with --lora NAME=FOLDER."
+            raise EngineError("invalid_request", message)
+        await self._load_adapter(name, folder)
+
+    async def _load_adapter(self, name: str, folder: str) -> None:
+        adapter = await asyncio.to_thread(lora_request, name, next(self._adapter_ids), folder)
+        try:
+            await self._llm.add_lora(adapter)
+        except Exception as error:
+            message = f"vLLM cannot load the adapter {folder}: {_sentence(error)}"
+            raise EngineError("unavailable", message) from error
+        self._adapters[name] = adapter
+
+    async def remove_adapter(self, name: str) -> None:
+        """Accept no more generations for an adapter; running ones finish with it."""
+        if self._adapters.pop(name, None) is None:
+            raise EngineError("invalid_request", f"This engine has no adapter {name}.")
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
         admit(request, self, self._running, self._limit)
+        adapter = self._adapters.get(request.adapter)
+        if request.adapter and adapter is None:
+            raise EngineError("invalid_request", f"This engine has no adapter {request.adapter}.", param="model")
         assert self._upstream is not None
         upstream = self._upstream
         grammar = await translate(request.constraint, upstream.served.grammar, upstream.model.controls)
@@ -169,7 +228,9 @@ class VLLMEngine(OnlyCancelled):
         if salt := cache_salt(request.tenant, request.cache_salt):
             prompt["cache_salt"] = salt
         # vLLM serves the lowest number first.
-        stream = self._llm.generate(prompt, params, request.request_id, priority=-request.priority)
+        stream = self._llm.generate(
+            prompt, params, request.request_id, lora_request=adapter, priority=-request.priority
+        )
         try:
             async for step in stream:
                 tokens = output.take(piece_of(step, request.sampling.logprobs))
@@ -205,6 +266,16 @@ class VLLMEngine(OnlyCancelled):
             "prompt_tokens_total": float(self._prompted),
             "generation_tokens_total": float(self._generated),
         }
+
+
+def lora_request(name: str, number: int, folder: str) -> object:
+    """Build vLLM's LoRARequest for a folder with an adapter. Raises EngineError if its files are not usable."""
+    from vllm.lora.request import LoRARequest
+
+    from agent_server.generation.lora.lora import check_adapter
+
+    check_adapter(folder)
+    return LoRARequest(name, number, str(Path(folder).expanduser()))
 
 
 def open_engine(source: str, arguments: dict[str, object]) -> object:
@@ -258,6 +329,7 @@ def describe(llm: Any, model: UpstreamModel) -> Upstream:
         supports_pause=False,
         supports_modify=False,
         continues="plain",
+        adapters=llm.vllm_config.lora_config is not None,
         details={
             "engine": "vllm",
             "device": current_platform.device_type,

@@ -162,7 +162,8 @@ def choose_engine(settings: Settings, source: str, name: str, *, shared: bool = 
             arguments = engine_arguments(settings.compute, settings.served.vllm)
         except ValueError as error:
             raise StartupError(str(error)) from error
-        return VLLMEngine(partial(upstream_model, settings, source, name), arguments, settings.upstream.in_flight)
+        load = partial(upstream_model, settings, source, name)
+        return VLLMEngine(load, arguments, settings.upstream.in_flight, settings.compute.lora)
     if engine != ("embedded",):
         return upstream_engine(settings, source, name)
     if (package := missing_package()) is not None:

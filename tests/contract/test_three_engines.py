@@ -9,16 +9,19 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
+import torch
+from safetensors.torch import save_file
 
 from agent_server.engines.upstream import UpstreamEngine, load_model, parse_address
-from agent_server.engines.vllm_inprocess import VLLMEngine
+from agent_server.engines.vllm_inprocess import VLLMEngine, engine_arguments
 from agent_server.http.server import BUNDLED
-from agent_server.settings import UpstreamSettings
+from agent_server.settings import ComputeSettings, UpstreamSettings
 from tests.contract.real_vllm import vllm
 from tests.engines.replicas.runs import joined
 from tests.server import serving
@@ -116,13 +119,49 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
 }
 
 
+OPERATOR = {"x-api-key": "op"}
+SCORED = {"max_tokens": 40, "token_details": True, "logprobs": 0}
+ADAPTED = {
+    "a greeting": said("Hello!", **SCORED) | {"adapter": "/shifted"},
+    "a sum by tool": with_tools("What is 391*27?", max_tokens=40) | {"adapter": "/shifted"},
+    "another adapter": said("Who are you?", **SCORED) | {"adapter": "/turned"},
+    "the base beside them": said("Hello!", **SCORED),
+}
+"""Conversations with LoRA adapters, which a server elsewhere does not take. That with tools has no log probabilities:
+under a grammar vLLM's are of the allowed tokens alone, which these adapters, being noise, make less likely."""
+
+
+def make_adapter(folder: Path, rank: int) -> Path:
+    """A LoRA adapter of the demonstration model, in peft's files, with weights that change what it says."""
+    shape = json.loads((BUNDLED / "config.json").read_text())
+    hidden, heads, kv_heads = shape["hidden_size"], shape["num_attention_heads"], shape["num_key_value_heads"]
+    head = shape.get("head_dim") or hidden // heads
+    sizes = {"self_attn.q_proj": (hidden, heads * head), "self_attn.v_proj": (hidden, kv_heads * head),
+             "mlp.down_proj": (shape["intermediate_size"], hidden)}  # fmt: skip
+    generator = torch.Generator().manual_seed(rank)
+    tensors = {}
+    for layer in range(shape["num_hidden_layers"]):
+        for name, (width, height) in sizes.items():
+            at = f"base_model.model.model.layers.{layer}.{name}"
+            tensors[f"{at}.lora_A.weight"] = torch.randn(rank, width, generator=generator) * 0.15
+            tensors[f"{at}.lora_B.weight"] = torch.randn(height, rank, generator=generator) * 0.15
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    targets = [name.rpartition(".")[2] for name in sizes]
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 16, "target_modules": targets, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
 ENDED_BY_GRAMMAR = {"one call at most", "a choice", "an expression"}
 """The core ends where the grammar allows nothing more. vLLM computes one token more, the end, and counts it."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def clients() -> AsyncIterator[dict[str, httpx.AsyncClient]]:
-    """A client of a server over each engine."""
+async def clients(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, httpx.AsyncClient]]:
+    """A client of a server over each engine; those of this machine have adapters."""
+    folder = tmp_path_factory.mktemp("adapters")
+    lora = tuple(f"{name}={make_adapter(folder / name, rank)}" for name, rank in (("shifted", 8), ("turned", 6)))
     with contextlib.ExitStack() as processes:
         url = processes.enter_context(vllm()).url
 
@@ -131,14 +170,23 @@ async def clients() -> AsyncIterator[dict[str, httpx.AsyncClient]]:
 
         engines = (
             None,
-            VLLMEngine(load, dict(ARGUMENTS)),
+            VLLMEngine(load, engine_arguments(ComputeSettings(lora=lora), ARGUMENTS), lora=lora),
             UpstreamEngine(parse_address(url), load, UpstreamSettings()),
         )
         async with contextlib.AsyncExitStack() as stack:
             made = {}
             for name, engine in zip(("the core", *ENGINES), engines, strict=True):
+                adapters = {} if name == ENGINES[1] else {"lora": lora}
                 running = await stack.enter_async_context(
-                    serving(engine, local=True, ready=False, dtype="float32", kv_cache_dtype="float32")
+                    serving(
+                        engine,
+                        local=True,
+                        ready=False,
+                        dtype="float32",
+                        kv_cache_dtype="float32",
+                        operator_keys="op",
+                        **adapters,
+                    )
                 )
                 while not running.server.model.ready:  # vLLM starts for longer than other engines
                     assert running.server.model.status.state != "failed", running.server.model.status.message
@@ -147,15 +195,14 @@ async def clients() -> AsyncIterator[dict[str, httpx.AsyncClient]]:
             yield made
 
 
-async def ask(client: httpx.AsyncClient, name: str) -> list[dict[str, Any]]:
-    asked = CONVERSATIONS[name]
+async def ask(client: httpx.AsyncClient, name: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
     body = {
         "threadId": f"thread {name}", "runId": f"run {name}", "protocolVersion": "1.0", "context": [], "state": {},
         "messages": [{"id": f"m{at}", **message} for at, message in enumerate(asked["messages"])],
         "tools": asked.get("tools", []),
         "forwardedProps": {"temperature": 0, "max_tokens": 200, **asked.get("options", {})},
     }  # fmt: skip
-    answer = await client.post("/agui", json=body)
+    answer = await client.post(f"/agui{asked.get('adapter', '')}", json=body)
     assert answer.status_code == 200, answer.text
     return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
 
@@ -178,7 +225,7 @@ def tokens(events: list[dict[str, Any]]) -> tuple[list[Any], list[float]]:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", CONVERSATIONS)
 async def test_a_conversation_has_the_same_events(clients: dict[str, httpx.AsyncClient], name: str) -> None:
-    expected, *others = [await ask(client, name) for client in clients.values()]
+    expected, *others = [await ask(client, name, CONVERSATIONS[name]) for client in clients.values()]
     assert expected[-1]["type"] == "RUN_FINISHED"
     for engine, events in zip(ENGINES, others, strict=True):
         *before, (kind, owner, shown, ending, usage) = joined(events)
@@ -189,6 +236,37 @@ async def test_a_conversation_has_the_same_events(clients: dict[str, httpx.Async
         assert same == ids, engine
         assert theirs == pytest.approx(ours, abs=2e-3), engine
     assert bool(ours) == ("logprobs" in CONVERSATIONS[name].get("options", {}))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_adapters_have_the_same_events(clients: dict[str, httpx.AsyncClient]) -> None:
+    scores = {}
+    for name, asked in ADAPTED.items():
+        expected, events = [await ask(clients[each], f"adapted {name}", asked) for each in ("the core", ENGINES[0])]
+        assert joined(events) == joined(expected)
+        (same, theirs), (ids, scores[name]) = tokens(events), tokens(expected)
+        assert same == ids and theirs == pytest.approx(scores[name], abs=2e-3)
+    assert scores["a greeting"] != pytest.approx(scores["the base beside them"], abs=0.01)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_adapters_are_loaded_and_removed_while_vllm_runs(
+    clients: dict[str, httpx.AsyncClient], tmp_path: Path
+) -> None:
+    client = clients[ENGINES[0]]
+    folder = make_adapter(tmp_path / "later", 4)
+    loaded = await client.post("/operator/adapters", headers=OPERATOR, json={"name": "later", "folder": str(folder)})
+    assert loaded.status_code in (200, 201), loaded.text
+    asked = said("Hello!", max_tokens=20) | {"adapter": "/later"}
+    assert joined(await ask(client, "later", asked))[-1][0] == "RUN_FINISHED"
+    assert (await client.delete("/operator/adapters/later", headers=OPERATOR)).status_code == 204
+    missing = await client.post(
+        "/operator/adapters", headers=OPERATOR, json={"name": "none", "folder": str(tmp_path / "none")}
+    )
+    assert missing.status_code >= 400 and "none" in missing.text
+    wide = make_adapter(tmp_path / "wide", 32)
+    refused = await client.post("/operator/adapters", headers=OPERATOR, json={"name": "wide", "folder": str(wide)})
+    assert refused.status_code >= 400 and "rank" in refused.text
 
 
 def test_there_are_forty() -> None:

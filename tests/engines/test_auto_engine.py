@@ -68,7 +68,7 @@ def test_where_it_is_not_installed_the_embedded_engine_is_taken(model, caplog):
         ({"chunk_tokens": 128}, "does not take --chunk-tokens: set step_tokens"),
         ({"quantize": "int8"}, "does not take --quantize"),
         ({"adapter": "folder"}, "does not take --adapter"),
-        ({"lora": ("red=folder",)}, "does not take --lora"),
+        ({"lora": ("red=folder",)}, "The adapter cannot be loaded"),
         ({"device": "cuda:0,cuda:1"}, "does not take --device"),
         ({"device": "cpu"}, "The device is cpu"),
         ({"embedding_model": "folder"}, "Several models share this machine"),

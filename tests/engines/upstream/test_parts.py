@@ -65,8 +65,8 @@ def test_every_setting_of_the_core_reaches_vllm_or_is_refused_by_name():
         "step_tokens": 2048, "kv_cache_bytes": 2**30, "max_context": 4096, "num_speculative_tokens": 3,
         "cuda_graphs": False, "threads": 7, "max_queued": 7, "turns_ahead": 7, "kept_percent": 7, "kept_seconds": 7,
     }  # fmt: skip
-    refused = {"quantize": "int8", "adapter": "folder", "lora": ("a=folder",), "chunk_tokens": 128}
-    assert {*changed, *refused, "draft"} == {*ComputeSettings.model_fields}
+    refused = {"quantize": "int8", "adapter": "folder", "chunk_tokens": 128}
+    assert {*changed, *refused, "draft", "lora"} == {*ComputeSettings.model_fields}
     assert engine_arguments(ComputeSettings(**changed), {}) == snapshot(
         {
             "scheduling_policy": "priority",
@@ -94,6 +94,22 @@ def test_every_setting_of_the_core_reaches_vllm_or_is_refused_by_name():
             "tensor_parallel_size": 2,
         }
     )
+
+
+def test_the_ranks_of_adapters_reach_vllm(tmp_path):
+    folders = {}
+    for name, config in {"a": {"r": 8}, "b": {"r": 4, "rank_pattern": {"q_proj": 24}}, "c": {"r": 600}}.items():
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        (folders[name] / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **config}))
+    lora = tuple(f"{name}={folders[name]}" for name in "ab")
+    assert engine_arguments(ComputeSettings(lora=lora), {}) == {
+        "scheduling_policy": "priority", "enable_lora": True, "max_loras": 2, "max_lora_rank": 32,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="rank 512 at most, not 600"):
+        engine_arguments(ComputeSettings(lora=(f"c={folders['c']}",)), {})
+    with pytest.raises(StartupError, match=r"adapter_config\.json"):
+        choose_engine(settings(engine=("vllm",), lora=(f"d={tmp_path}",)), str(BUNDLED), "demo")
 
 
 async def test_vllm_that_is_not_installed_is_said():

@@ -1,0 +1,145 @@
+"""Lets a model write several calls where it would merge them into one.
+
+A model that writes calls in a code fence instead of its template's markers tends to write one object and end, whatever
+it was asked for, but writes as many calls as were asked for once it has begun a list: asked to "play Taylor Swift for 20
+minutes and Maroon 5 for 15", Qwen2.5-Coder 1.5B calls a function once, with "Taylor Swift and Maroon 5". Therefore an
+answer that begins with such an object is generated again from there, as a list of calls whose arguments fit their
+schemas. A client sees nothing of this, since the beginning of such an object is held back until it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+
+import msgspec
+
+from agent_server.engine_protocol.continuation import may_continue
+from agent_server.engine_protocol.protocol import (
+    Constraint,
+    Delta,
+    Engine,
+    EngineInfo,
+    EngineItem,
+    Finished,
+    GenerationRequest,
+    Progress,
+    Token,
+)
+from events.grammar.nodes import Node, constant, sequence
+
+MOST_TOKENS = 64
+"""Tokens within which an answer must name a function to begin with its call."""
+_FENCES = ("```json", "```JSON", "```tool_call", "```tool_code", "```")
+_OPENING = re.compile(rf"\s*(?:{'|'.join(_FENCES)})?\s*")
+_BRACKET = "[\n"
+
+
+def begins_with_object(text: str, names: Collection[str]) -> bool | None:
+    """Return whether an answer begins with a JSON object, fenced or not, whose first key is the name of one of these
+    functions; None if the text is too short to tell."""
+    if any(fence.startswith(text.strip()) for fence in _FENCES):
+        return None
+    rest, beginning = _OPENING.sub("", text, count=1), '{"name":"'
+    compact = re.sub(r"\s+", "", rest)
+    compact = compact.removeprefix("{") if compact.startswith("{{") else compact
+    if not compact.startswith(beginning):
+        return None if beginning.startswith(compact) else False
+    name, quote, _ = compact[len(beginning) :].partition('"')
+    if quote:
+        return name in names
+    return None if any(each.startswith(name) for each in names) else False
+
+
+class CallList(msgspec.Struct, frozen=True, kw_only=True):
+    """How a turn's calls are written as a list.
+
+    grammar: what follows the list's opening bracket. names: of the declared tools. tokenize: encodes a text without
+    special tokens.
+    """
+
+    grammar: Node
+    names: frozenset[str]
+    tokenize: Callable[[str], Sequence[int]]
+
+    def applies(self, request: GenerationRequest, info: EngineInfo) -> bool:
+        """Return whether the beginning of this request's answer may be replaced: no token of it is described to the
+        client, it has room for a list, and the engine continues a given beginning."""
+        sampling, unconstrained = request.sampling, msgspec.structs.replace(request, constraint=None)
+        roomy = sampling.max_tokens is None or sampling.max_tokens > MOST_TOKENS
+        return roomy and sampling.logprobs is None and not request.generated and may_continue(unconstrained, info)
+
+    async def generate(
+        self, engine: Engine, request: GenerationRequest, on_restart: Callable[[str], None]
+    ) -> AsyncGenerator[EngineItem, None]:
+        """Yield what `engine.generate(request)` yields; if that begins with a call, what the engine generates for a
+        list.
+
+        on_restart: called with the id of the second generation before it begins.
+        """
+        begun = time.monotonic()
+        first = msgspec.structs.replace(request, progress=True) if engine.info.tells_progress else request
+        held: tuple[Token, ...] = ()
+        cached, begins_call = 0, None
+        async with contextlib.aclosing(engine.generate(first)) as items:
+            async for item in items:
+                if isinstance(item, Progress):
+                    cached = item.cached
+                    if request.progress:
+                        yield item
+                    continue
+                if begins_call is None:
+                    if isinstance(item, Delta) and not item.is_reasoning:
+                        held += item.tokens
+                        begins_call = begins_with_object("".join(token.text for token in held), self.names)
+                        if begins_call:
+                            break
+                        if begins_call is None and len(held) < MOST_TOKENS:
+                            continue
+                        item = msgspec.structs.replace(item, tokens=held)
+                    elif held:
+                        yield Delta(held)
+                    begins_call = False
+                yield item
+        if not begins_call:
+            return
+        second, beginning = self._second(request, held, engine.info)
+        on_restart(second.request_id)
+        yield beginning
+        seconds = time.monotonic() - begun
+        async with contextlib.aclosing(engine.generate(second)) as items:
+            async for item in items:
+                if isinstance(item, Finished):
+                    total = item.timings.total + seconds
+                    timings = msgspec.structs.replace(item.timings, first_token=seconds, total=total)
+                    usage = msgspec.structs.replace(item.usage, cached_tokens=cached)
+                    item = msgspec.structs.replace(item, usage=usage, timings=timings)
+                yield item
+
+    def _second(
+        self, request: GenerationRequest, held: Sequence[Token], info: EngineInfo
+    ) -> tuple[GenerationRequest, Delta]:
+        """Return the request for a list in place of the object that the tokens begin, and the list's beginning."""
+        text = "".join(token.text for token in held)
+        before = text[: text.index("{")]
+        tokens: list[Token] = []
+        size = 0
+        for token in held:
+            size += len(token.text)
+            if size > len(before):
+                break
+            tokens.append(token)
+        rest = (before + _BRACKET)[sum(len(token.text) for token in tokens) :]
+        *silent, last = self.tokenize(rest)
+        tokens += [*(Token(id, "") for id in silent), Token(last, rest)]
+        # An engine that treats the beginning as part of the prompt begins the grammar behind it.
+        grammar = sequence(constant(before + "["), self.grammar) if info.continues == "exact" else self.grammar
+        second = msgspec.structs.replace(
+            request,
+            request_id=f"{request.request_id}.list",
+            generated=tuple(token.id for token in tokens),
+            constraint=Constraint(kind="structural_tag", value={"type": "structural_tag", "format": grammar}),
+        )
+        return second, Delta(tuple(tokens))
