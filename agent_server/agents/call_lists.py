@@ -1,10 +1,10 @@
-"""Lets a model write several calls where it would merge them into one.
+"""Lets a model write several calls where it would write one.
 
 A model that writes calls in a code fence instead of its template's markers tends to write one object and end, whatever
-it was asked for, but writes as many calls as were asked for once it has begun a list: asked to "play Taylor Swift for 20
-minutes and Maroon 5 for 15", Qwen2.5-Coder 1.5B calls a function once, with "Taylor Swift and Maroon 5". Therefore an
-answer that begins with such an object is generated again from there, as a list of calls whose arguments fit their
-schemas. A client sees nothing of this, since the beginning of such an object is held back until it ends.
+it was asked for, but writes as many calls as were asked for once it has begun a list: asked to save a game "at stage 7
+in easy mode and stage 3 in hard mode", Qwen2.5-Coder 1.5B makes the first of the two calls. Therefore an answer that
+begins with such an object is generated again from there, as a list of calls whose arguments fit their schemas. A client
+sees nothing of this, since the beginning of such an object is held back until it ends.
 """
 
 from __future__ import annotations

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Protocol
 
 import msgspec
 from ag_ui.core import AudioPart, ImagePart, RunAgentInput
 from opentelemetry.trace import SpanKind
 
+from agent_server.agents.call_lists import CallList
 from agent_server.agents.conversation import Conversation
 from agent_server.agents.early_calls import ReadAhead, TurnRequest
 from agent_server.agents.guardrails import Forbidden, check_documents
@@ -34,7 +36,7 @@ from agent_server.engine_protocol.protocol import (
 )
 from agent_server.media.intake import Intake, MediaMemory
 from agent_server.models.prompting.built_prompt import Prompt
-from agent_server.models.prompting.constraints import plan_constraint, refuse_early
+from agent_server.models.prompting.constraints import ConstraintPlan, plan_constraint, refuse_early
 from agent_server.models.prompting.output import open_translator, sampling_for
 from agent_server.models.prompting.prompt import Prompts
 from agent_server.models.prompting.schemas import validate
@@ -253,7 +255,8 @@ class TurnTaker:
         translator = open_translator(prompt, input, options, settings, context.new_id)
         # in a task of its own: a token wakes only this task, and not every coroutine up to the run's
         try:
-            work = self._generate(request, translator, options.token_details, room, replayed)
+            call_list = self._call_list(request, plan, input, options)
+            work = self._generate(request, translator, options.token_details, room, replayed, call_list)
             finished = await asyncio.create_task(work)
         except Forbidden:
             # Its tokens were computed, so they count.
@@ -268,6 +271,19 @@ class TurnTaker:
             recorder.unsent = translator.unsent
         output = await self._output.complete()
         return Turn(output=output, finished=finished, invalid=await self._validate(output, input))
+
+    def _call_list(
+        self, request: GenerationRequest, plan: ConstraintPlan, input: RunAgentInput, options: GenerationOptions
+    ) -> CallList | None:
+        """How the turn's calls are written as a list, if the model begins with one; None if the model decides."""
+        begins_here = bool(input.messages) and input.messages[-1].role != "assistant"
+        if plan.call_list is None or options.token_details or not begins_here:
+            return None
+        allowed = options.tool_choice.names
+        names = frozenset(tool.name for tool in input.tools or () if not allowed or tool.name in allowed)
+        tokenize = partial(self._model.prompts.tokenize, add_special_tokens=False)
+        call_list = CallList(grammar=plan.call_list, names=names, tokenize=tokenize)
+        return call_list if call_list.applies(request, self._model.engine.info) else None
 
     @staticmethod
     def _continue_request(request: GenerationRequest, deltas: Sequence[Delta], info: EngineInfo) -> GenerationRequest:
@@ -339,19 +355,27 @@ class TurnTaker:
         details: bool,
         room: int,
         replayed: Sequence[Delta] = (),
+        call_list: CallList | None = None,
     ) -> Finished:
         """Stream the generation through the translator. replayed: deltas of an earlier server, whose events readers
-        already have."""
+        already have. call_list: how the turn's calls are written as a list; None if the model decides."""
         engine, controls, output = self._model.engine, self._context.controls, self._output
         journal = self._recorder.journal if self._journals else None
         finished: Finished | None = None
         reason, has_output, generated = "error", False, sum(len(delta.tokens) for delta in replayed)
+        ids = [request.request_id]
+
+        def attach(id: str) -> None:
+            ids.append(id)
+            controls.attach(id, engine, room)
+
+        stream = engine.generate(request) if call_list is None else call_list.generate(engine, request, attach)
         controls.attach(request.request_id, engine, room)
         try:
             for delta in replayed:
                 output.tokens += len(delta.tokens)
                 await output.emit_filtered(output.read(delta, translator, details))
-            async with contextlib.aclosing(engine.generate(request)) as items:
+            async with contextlib.aclosing(stream) as items:
                 async for item in items:
                     if isinstance(item, Delta):
                         if not has_output:
@@ -383,7 +407,8 @@ class TurnTaker:
             reason = "cancelled"
             raise
         finally:
-            controls.detach(request.request_id)
+            for id in ids:
+                controls.detach(id)
             if finished is None:
                 output.skip_summaries()
             await output.finish(translator, reason, None if finished is None else finished.stop)

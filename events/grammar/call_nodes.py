@@ -22,10 +22,12 @@ from events.grammar.nodes import (
     constant,
     either,
     pattern,
+    repeated,
     sequence,
     spaced,
     star,
 )
+from events.repeated_calls import MOST_CALLS
 
 ID_PATTERN = "[A-Za-z0-9_-]{1,40}"
 INDEX_PATTERN = "[0-9]{1,3}"
@@ -70,6 +72,23 @@ class CallWriter:
         write = self._json_call if self.tools.style == "json" else self._tag_call
         body = either(*(write(function) for function in functions))
         return sequence(self._literal(self.tools.call_start), body, self._literal(self.tools.call_end))
+
+    @property
+    def writes_lists(self) -> bool:
+        """Whether `listed` applies: calls are JSON objects behind a marker for each call."""
+        tools = self.tools
+        return tools.style == "json" and bool(tools.call_start.strip()) and not tools.json.name_is_key
+
+    def listed(self, functions: Sequence[Function]) -> Node:
+        """Return the rest of a JSON list of calls, over several lines, after its opening bracket.
+
+        Models that write their calls in a code fence instead of their template's markers write several calls only as a
+        list.
+        """
+        keys = msgspec.structs.replace(self.tools.json, id="", wrapper="")
+        writer = CallWriter(msgspec.structs.replace(self.tools, lines=True, json=keys), self.alphabet)
+        call = sequence(LINES, either(*map(writer._json_call, functions)), LINES)
+        return sequence(call, repeated(sequence(constant(","), call), 0, MOST_CALLS - 1), constant("]"))
 
     def arguments(self, function: Function) -> Node:
         """Return the arguments alone, in the format's style. Raises ValueError if the function has a grammar and the

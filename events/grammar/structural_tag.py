@@ -25,6 +25,7 @@ from events.grammar.nodes import (
     Node,
     constant,
     either,
+    free,
     optional,
     pattern,
     sequence,
@@ -32,6 +33,7 @@ from events.grammar.nodes import (
     star,
 )
 from events.options import ResponseFormat, ToolChoice
+from events.parsing.syntax import FENCE
 
 Stage = Literal["start", "reasoning", "content"]
 GAP = pattern(r"\n{0,2}")
@@ -42,12 +44,15 @@ NOT_ENFORCED = "Tool calls of this model's format are validated, not enforced wh
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The constraint of one output.
 
-    tag: the structural tag; None if nothing is enforced. calls: whether tool calls are enforced. warnings: what the
-    request asks for but the constraint does not enforce.
+    tag: the structural tag; None if nothing is enforced. calls: whether tool calls are enforced. call_list: what may
+    follow the opening bracket of a list of calls without their markers (see `CallWriter.listed`) under tool_choice
+    "auto"; None if such a list would not be read as calls. warnings: what the request asks for but the constraint does
+    not enforce.
     """
 
     tag: dict[str, Any] | None = None
     calls: bool = False
+    call_list: Node | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -60,11 +65,13 @@ def plan(
     response_format: ResponseFormat | None,
     stage: Stage,
     marker_ids: Mapping[str, int],
+    unmarked: bool = True,
 ) -> Plan:
     """Plan the constraint of one output.
 
     functions: the declared tools, which `choice` restricts. stage: what the prompt has already opened. marker_ids:
-    text → id of every control token of the vocabulary. Raises ValueError if the format cannot be written as a grammar.
+    text → id of every control token of the vocabulary. unmarked: the parser reads calls without their format's markers.
+    Raises ValueError if the format cannot be written as a grammar.
     """
     alphabet = Alphabet(marker_ids)
     offered = []
@@ -101,11 +108,17 @@ def plan(
         # Models write the line break between two calls after the last one as well. Without a gap, that line break
         # would begin another call.
         calls = sequence(section, GAP) if parallel else section
-        return _finish(output_format, alphabet, stage, calls, before, calls=True)
+        fenced = None
+        if parallel and unmarked and writer.writes_lists:
+            fenced = sequence(constant(f"{FENCE}json\n["), writer.listed(offered), GAP, constant(FENCE), GAP)
+        return _finish(output_format, alphabet, stage, calls, before, alternative=fenced, calls=True)
     if answer is not None:
         body = either(_wrap(output_format, alphabet, answer), section)
         return _finish(output_format, alphabet, stage, body, calls=True)
-    return _automatic(output_format, alphabet, writer, offered, stage, parallel)
+    automatic = _automatic(output_format, alphabet, writer, offered, stage, parallel)
+    if not (parallel and unmarked and writer.writes_lists) or stage == "reasoning":
+        return automatic
+    return msgspec.structs.replace(automatic, call_list=sequence(writer.listed(offered), free()))
 
 
 def _tag(node: Node) -> dict[str, object]:
@@ -119,11 +132,12 @@ def _finish(
     body: Node,
     before: Node = EMPTY,
     *,
+    alternative: Node | None = None,
     calls: bool = False,
     warnings: tuple[str, ...] = (),
     exact: bool = False,
 ) -> Plan:
-    """Join the reasoning, the part `before` the body, and the body into a plan.
+    """Join the reasoning, the part `before` the body, and the body or its alternative into a plan.
 
     exact: the client specified `body`, including its white space. Otherwise it begins with a marker, and the white
     space in front of that marker may be missing or have up to two additional line breaks after other parts.
@@ -140,6 +154,7 @@ def _finish(
         space = " " if own.strip("\n") else ""
         between = pattern(f"[{space}\\n]{{0,{more + len(own)}}}") if more or own else EMPTY
         body = sequence(constant(stripped), rest) if own else body
+        body = body if alternative is None else either(body, alternative)
     return Plan(tag=_tag(sequence(reasoning, before, between, body)), calls=calls, warnings=warnings)
 
 

@@ -39,6 +39,9 @@ class JsonPrompts:
     def analysis(self, tools: bool = False) -> None:
         return None
 
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
     async def build_async(
         self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None, *, fits: bool = True
     ) -> Prompt:

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from ag_ui.core import Tool
 
 from agent_server.agents import Agent
 from agent_server.agents.call_lists import begins_with_object
@@ -28,14 +27,20 @@ OPTIONS = GenerationOptions(store=False)
 
 
 async def answered(
-    *texts: str, chunk: int = 1, options: GenerationOptions = OPTIONS, output: OutputSettings | None = None, **asked: Any
+    *texts: str,
+    chunk: int = 1,
+    options: GenerationOptions = OPTIONS,
+    output: OutputSettings | None = None,
+    **asked: Any,
 ) -> tuple[list[Event], list[GenerationRequest]]:
     """The events of a run and the requests to an engine whose generations begin with these texts in turn."""
     model, left = Model([]), list(texts)
     model.engine = ScriptedEngine(lambda request: Script(text=left.pop(0), chunk=chunk), supports_constraints=True)
     model.output = output or OutputSettings()  # type: ignore[misc]
     async with House(Agent(name="default"), model) as house:
-        events = await house.ask("Paint it red and blue.", **{"options": options, "tools": [client_tool("paint")], **asked})
+        events = await house.ask(
+            "Paint it red and blue.", **{"options": options, "tools": [client_tool("paint")], **asked}
+        )
     return events, model.engine.requests
 
 
@@ -77,7 +82,14 @@ async def test_a_list_with_text_after_it_is_still_an_example():
 
 @pytest.mark.parametrize(
     "said",
-    ["Painted.", '{"color": "red", "name": "paint"}', '```json\n{"name": "draw", "arguments": {}}\n```', "``", "", LIST],
+    [
+        "Painted.",
+        '{"color": "red", "name": "paint"}',
+        '```json\n{"name": "draw", "arguments": {}}\n```',
+        "``",
+        "",
+        LIST,
+    ],
 )
 async def test_other_answers_are_sent_as_they_are(said: str):
     events, requests = await answered(said)

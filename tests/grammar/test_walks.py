@@ -1,14 +1,17 @@
 """Random logits through the real sampler and the real parser: a sample of what `python -m tests.grammar.walks` does."""
 
+import contextlib
 import json
 import re
 from random import Random
 
+import jsonschema
 import pytest
 import torch
 
 from agent_server.generation.sampling.masks import Masks
 from agent_server.generation.sampling.sampler import RowSampling, Sampler
+from agent_server.models.prompting.schemas import FORMATS as CHECKED_FORMATS
 from events.formats import registry
 from events.grammar import Function, Stage
 from events.options import SamplingParams, ToolChoice
@@ -89,6 +92,32 @@ def test_from_its_marker_on_a_call_is_held_to(name, tokens):
             judge(tally, walking, functions, output, **asked)
     assert_clean(tally)
     assert tally.calls >= tally.runs - tally.unfinished
+
+
+def test_a_list_in_a_fence_is_held_to():
+    """A call that must be made, by a model that prefers a code fence to the markers."""
+    tally, walking = Tally(), walker("hermes")
+    for seed in range(8):
+        functions = tool_set(Random(seed))
+        for output in walk(walking, functions, seed, 2, begin="```json\n["):
+            judge(tally, walking, functions, output)
+    assert_clean(tally)
+
+
+def test_the_list_that_takes_the_place_of_one_call_is_held_to():
+    """What follows it is free, so that it may still be an example."""
+    walking, begin, lists = walker("hermes"), "```json\n[", 0
+    for seed in range(8):
+        functions = tool_set(Random(seed))
+        schemas = {function.name: function.schema for function in functions}
+        for ids, _ in walk(walking, functions, seed, 2, choice=ToolChoice("auto"), begin=begin, call_list=True):
+            text = walking.tokenizer.decode(ids, skip_special_tokens=False)
+            with contextlib.suppress(json.JSONDecodeError):  # cut off
+                calls, _ = json.JSONDecoder().raw_decode(text.removeprefix("```json\n"))
+                for call in calls:
+                    jsonschema.validate(call["arguments"], schemas[call["name"]], format_checker=CHECKED_FORMATS)
+                lists += 1
+    assert lists > 8
 
 
 def test_reasoning_comes_before_a_call_that_must_be_made():

@@ -33,7 +33,9 @@ from agent_server.models.prompting.schemas import FORMATS
 from events.formats import registry
 from events.formats.output_format import OutputFormat, markers
 from events.grammar import Function, Stage, plan
+from events.grammar.nodes import constant, sequence
 from events.options import ResponseFormat, SamplingParams, ToolChoice
+from events.parsing.policy import Policy, declared_tools
 from events.translator import Translator
 from events.vocabulary import TextMessageContent, ToolCallArgs, ToolCallStart
 from tests.grammar.toolsets import tool_set
@@ -200,18 +202,25 @@ def _matchers(walker: Walker, functions: Sequence[Function], rows: int, **asked:
         marker_ids=walker.ids,
     )
     assert planned.tag is not None, planned.warnings
-    grammar = walker.backend.compile(Constraint(kind="structural_tag", value=planned.tag))
+    tag = planned.tag
+    if asked.get("call_list"):  # what an answer that begins with a call without markers is made to be
+        tag = {"type": "structural_tag", "format": sequence(constant(asked["begin"]), planned.call_list)}
+    grammar = walker.backend.compile(Constraint(kind="structural_tag", value=tag))
     return [grammar.matcher() for _ in range(rows)], planned
 
 
-def read(walker: Walker, functions: Sequence[Function], ids: Sequence[int], stage: Stage) -> tuple[list[Any], str]:
-    """The calls (name, arguments as text) and the text that the parser finds."""
+def read(
+    walker: Walker, functions: Sequence[Function], ids: Sequence[int], stage: Stage, *, required: bool = False
+) -> tuple[list[Any], str]:
+    """The calls (name, arguments as text) and the text that the parser finds. required: a call must be made."""
     start = walker.output_format.reasoning.start if walker.output_format.reasoning else ()
     opened = walker.output_format.message_start + (start[0] if stage == "reasoning" and start else "")
     numbers = itertools.count()
+    tools = [{"name": function.name, "parameters": function.schema} for function in functions]
     translator = Translator(
         walker.output_format,
-        tools=[{"name": function.name, "parameters": function.schema} for function in functions],
+        tools=tools,
+        policy=Policy(tools=declared_tools(tools), distinct=required),
         opened=opened,
         new_id=lambda kind: f"{kind}{next(numbers)}",
         marker_ids={text: walker.ids[text] for text in markers(walker.output_format) if text in walker.ids},
@@ -240,8 +249,8 @@ def judge(
     if not ended:
         tally.unfinished += 1
         return
-    calls, said = read(walker, functions, ids, asked.get("stage", "content"))
     required = asked.get("choice", ToolChoice("required")).mode != "auto"
+    calls, said = read(walker, functions, ids, asked.get("stage", "content"), required=required)
     problems = [] if calls or not required else ["no call"]
     problems += ["text in front of or behind calls"] if required and said.strip() else []
     declared = {function.name: function.schema for function in functions}

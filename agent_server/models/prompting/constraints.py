@@ -24,6 +24,7 @@ from events.grammar.argument_values import unwritten
 from events.grammar.client_lark import LarkError, in_json
 from events.grammar.closing import close_objects
 from events.grammar.lint import Finding, PreparedSchema, SchemaRefused, prepare
+from events.grammar.nodes import Node
 from events.options import GenerationOptions, ResponseFormat, ToolChoice
 from events.parsing.machine import Parser
 from events.parsing.policy import Policy
@@ -38,16 +39,18 @@ MAX_CHOICES = 2000
 
 
 class ConstraintPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The constraint of a turn, None if nothing is enforced. warnings: what was requested but is not enforced."""
+    """The constraint of a turn, None if nothing is enforced. call_list: see `events.grammar.Plan`. warnings: what was
+    requested but is not enforced."""
 
     constraint: Constraint | None = None
+    call_list: Node | None = None
     warnings: tuple[str, ...] = ()
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a plan depends on. tools: (name, parameters) of the declared tools. grammars: name → Lark
     grammar, for tools whose only argument is a text in it. stage: where the output starts. control_ids: spelling → id
-    of the control tokens."""
+    of the control tokens. unmarked: calls without their format's markers are accepted."""
 
     output_format: OutputFormat
     tools: tuple[tuple[str, Any], ...]
@@ -57,6 +60,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     response_format: ResponseFormat | None
     stage: Stage
     control_ids: dict[str, int]
+    unmarked: bool
     grammars: dict[str, str] = {}
 
 
@@ -150,6 +154,7 @@ def plan_request(
         response_format=options.response_format,
         stage=grammar_stage(prompt),
         control_ids=dict(control_ids),
+        unmarked=settings.unmarked_calls == "lenient",
         grammars=options.tool_grammars,
     )
 
@@ -211,6 +216,7 @@ def make_plan(request: PlanRequest) -> ConstraintPlan:
             response_format=response_format,
             stage=request.stage,
             marker_ids=request.control_ids,
+            unmarked=request.unmarked,
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         # The model's format cannot be written as a grammar: tools are not enforced, with a warning, and a response
@@ -229,7 +235,8 @@ def make_plan(request: PlanRequest) -> ConstraintPlan:
             message = f"The schema of {strict[:64]!r} (strict) cannot be enforced in this model's format."
             raise _refused("tools", message)
     constraint = None if grammar_plan.tag is None else Constraint(kind="structural_tag", value=grammar_plan.tag)
-    return ConstraintPlan(constraint=constraint, warnings=(*grammar_plan.warnings, *notes))
+    warnings = (*grammar_plan.warnings, *notes)
+    return ConstraintPlan(constraint=constraint, call_list=grammar_plan.call_list, warnings=warnings)
 
 
 def _where(tool: str) -> str:

@@ -64,6 +64,9 @@ class Prompts(Protocol):
     def analysis(self, tools: bool = False) -> TemplateAnalysis | None:
         """Return the analysis of the chat template, or None if there is none."""
 
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Encode a text."""
+
     async def build_async(
         self,
         input: RunAgentInput,
