@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import AsyncGenerator
+from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from agent_server.agents import Agent
 from agent_server.agents.call_lists import begins_with_object
-from agent_server.engine_protocol.protocol import GenerationRequest
+from agent_server.engine_protocol.protocol import EngineInfo, EngineItem, Finished, GenerationRequest, Progress
 from agent_server.engines.scripted import Script, ScriptedEngine
 from agent_server.settings import OutputSettings
 from events.options import GenerationOptions, SamplingParams
-from events.vocabulary import Event, RunFinished, TextMessageContent, ToolCallArgs, ToolCallStart
+from events.vocabulary import Custom, Event, RunFinished, TextMessageContent, ToolCallArgs, ToolCallStart
 from tests.agents.harness import House, client_tool, of
 from tests.agents.models import Model
 
@@ -31,11 +33,12 @@ async def answered(
     chunk: int = 1,
     options: GenerationOptions = OPTIONS,
     output: OutputSettings | None = None,
+    engine: type[ScriptedEngine] = ScriptedEngine,
     **asked: Any,
 ) -> tuple[list[Event], list[GenerationRequest]]:
     """The events of a run and the requests to an engine whose generations begin with these texts in turn."""
     model, left = Model([]), list(texts)
-    model.engine = ScriptedEngine(lambda request: Script(text=left.pop(0), chunk=chunk), supports_constraints=True)
+    model.engine = engine(lambda request: Script(text=left.pop(0), chunk=chunk), supports_constraints=True)
     model.output = output or OutputSettings()  # type: ignore[misc]
     async with House(Agent(name="default"), model) as house:
         events = await house.ask(
@@ -117,6 +120,52 @@ async def test_where_one_call_stays_one(changed: dict[str, Any], output: dict[st
 async def test_no_call_is_looked_for_where_no_tool_is_offered():
     events, requests = await answered(MERGED, tools=[])
     assert len(requests) == 1 and text(events) == MERGED
+
+
+@pytest.mark.parametrize("continues", ["exact", "plain", "no"])
+async def test_the_grammar_begins_where_the_engine_begins_it(continues: Literal["exact", "plain", "no"]):
+    """An engine that takes the beginning as part of its prompt begins the grammar behind it."""
+
+    class Engine(ScriptedEngine):
+        @property
+        def info(self) -> EngineInfo:
+            return msgspec.structs.replace(super().info, continues=continues)
+
+    _, requests = await answered(MERGED, LIST, engine=Engine)
+    if continues == "no":
+        assert len(requests) == 1
+        return
+    constraint = requests[1].constraint
+    assert constraint is not None
+    first = constraint.value["format"]["elements"][0]
+    assert (first == {"type": "const_string", "value": "```json\n["}) is (continues == "exact")
+
+
+async def test_tokens_are_cached_as_before_the_list():
+    """The second generation finds the whole prompt in the cache, because the first has computed it."""
+
+    class Engine(ScriptedEngine):
+        @property
+        def info(self) -> EngineInfo:
+            return msgspec.structs.replace(super().info, tells_progress=True)
+
+        async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
+            size = len(request.prompt_token_ids)
+            assert request.progress is not bool(request.generated)
+            if request.progress:
+                yield Progress(total=size, cached=7, processed=7, seconds=0.0)
+                yield Progress(total=size, cached=7, processed=size, seconds=0.1)
+            async for item in super().generate(request):
+                if isinstance(item, Finished):
+                    usage = msgspec.structs.replace(item.usage, cached_tokens=size - 1 if request.generated else 7)
+                    item = msgspec.structs.replace(item, usage=usage)
+                yield item
+
+    for texts in ((MERGED, LIST), ("Painted.",)):
+        events, _ = await answered(*texts, engine=Engine)
+        (finished,) = of(events, RunFinished)
+        assert finished.usage is not None and finished.usage[0].cached_input_tokens == 7
+        assert not of(events, Custom)  # nobody asked for the progress
 
 
 NAMES = {"paint", "paint_twice"}
