@@ -11,6 +11,7 @@ export function usePageFont(): void {
     const use = () => {
       if (performance.now() - asked < PATIENCE_MS) document.documentElement.dataset.font = "";
     };
-    document.fonts.load("1em Inter").then(use, () => undefined);
+    // Behind the first frame: text that is first painted in this font would be painted larger than the page's own was.
+    requestAnimationFrame(() => setTimeout(() => document.fonts.load("1em Inter").then(use, () => undefined)));
   }, []);
 }
