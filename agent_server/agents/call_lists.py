@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 
 import msgspec
 
 from agent_server.engine_protocol.continuation import may_continue
 from agent_server.engine_protocol.protocol import (
     Constraint,
+    Control,
     Delta,
     Engine,
     EngineInfo,
@@ -29,18 +30,18 @@ from agent_server.engine_protocol.protocol import (
     Token,
 )
 from events.grammar.nodes import Node, constant, sequence
+from events.parsing.unmarked_calls import FENCES
 
 MOST_TOKENS = 64
 """Tokens within which an answer must name a function to begin with its call."""
-_FENCES = ("```json", "```JSON", "```tool_call", "```tool_code", "```")
-_OPENING = re.compile(rf"\s*(?:{'|'.join(_FENCES)})?\s*")
+_OPENING = re.compile(rf"\s*(?:{'|'.join(FENCES)})?\s*")
 _BRACKET = "[\n"
 
 
 def begins_with_object(text: str, names: Collection[str]) -> bool | None:
     """Return whether an answer begins with a JSON object, fenced or not, whose first key is the name of one of these
     functions; None if the text is too short to tell."""
-    if any(fence.startswith(text.strip()) for fence in _FENCES):
+    if any(fence.startswith(text.strip()) for fence in FENCES):
         return None
     rest, beginning = _OPENING.sub("", text, count=1), '{"name":"'
     compact = re.sub(r"\s+", "", rest)
@@ -72,12 +73,15 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         return roomy and sampling.logprobs is None and not request.generated and may_continue(unconstrained, info)
 
     async def generate(
-        self, engine: Engine, request: GenerationRequest, on_restart: Callable[[str], None]
+        self,
+        engine: Engine,
+        request: GenerationRequest,
+        on_restart: Callable[[GenerationRequest], Awaitable[GenerationRequest]],
     ) -> AsyncGenerator[EngineItem, None]:
         """Yield what `engine.generate(request)` yields; if that begins with a call, what the engine generates for a
         list.
 
-        on_restart: called with the id of the second generation before it begins.
+        on_restart: called with the request of the second generation before it begins; returns the one to send.
         """
         begun = time.monotonic()
         first = msgspec.structs.replace(request, progress=True) if engine.info.tells_progress else request
@@ -90,7 +94,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                     if request.progress:
                         yield item
                     continue
-                if begins_call is None:
+                if begins_call is None and not isinstance(item, Control):
                     if isinstance(item, Delta) and not item.is_reasoning:
                         held += item.tokens
                         begins_call = begins_with_object("".join(token.text for token in held), self.names)
@@ -106,7 +110,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         if not begins_call:
             return
         second, beginning = self._second(request, held, engine.info)
-        on_restart(second.request_id)
+        second = await on_restart(second)
         yield beginning
         seconds = time.monotonic() - begun
         async with contextlib.aclosing(engine.generate(second)) as items:

@@ -233,7 +233,7 @@ class TurnTaker:
         request = GenerationRequest(
             request_id=context.new_id("gen"),
             prompt_token_ids=prompt.token_ids,
-            sampling=limit_tokens(sampling_for(prompt, context.controls.sampling(budget.options)), room),
+            sampling=limit_tokens(sampling_for(prompt, context.controls.sampling(budget.options.sampling)), room),
             constraint=plan.constraint,
             thought=budget.thought,
             priority=-options.priority,
@@ -365,11 +365,14 @@ class TurnTaker:
         reason, has_output, generated = "error", False, sum(len(delta.tokens) for delta in replayed)
         ids = [request.request_id]
 
-        def attach(id: str) -> None:
-            ids.append(id)
-            controls.attach(id, engine, room)
+        async def restart(second: GenerationRequest) -> GenerationRequest:
+            """What was paused or changed during the first generation is so in the second."""
+            await controls.gate()
+            ids.append(second.request_id)
+            controls.attach(second.request_id, engine, room)
+            return msgspec.structs.replace(second, sampling=limit_tokens(controls.sampling(second.sampling), room))
 
-        stream = engine.generate(request) if call_list is None else call_list.generate(engine, request, attach)
+        stream = engine.generate(request) if call_list is None else call_list.generate(engine, request, restart)
         controls.attach(request.request_id, engine, room)
         try:
             for delta in replayed:

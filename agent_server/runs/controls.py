@@ -13,7 +13,7 @@ import msgspec
 
 from adapters.errors import RequestError
 from agent_server.engine_protocol.protocol import Engine
-from events.options import GenerationOptions, OptionError, SamplingParams
+from events.options import OptionError, SamplingParams
 
 
 class Controls:
@@ -73,9 +73,9 @@ class Controls:
         self._generating.pop(request_id, None)
         self._room.pop(request_id, None)
 
-    def sampling(self, options: GenerationOptions) -> SamplingParams:
-        """Return the sampling parameters of `options` with all changes so far."""
-        return msgspec.structs.replace(options.sampling, **self._changes) if self._changes else options.sampling
+    def sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """Return the sampling parameters with all changes so far."""
+        return msgspec.structs.replace(sampling, **self._changes) if self._changes else sampling
 
 
 def check_changes(changes: dict[str, object]) -> dict[str, object]:

@@ -75,9 +75,10 @@ class CallWriter:
 
     @property
     def writes_lists(self) -> bool:
-        """Whether `listed` applies: calls are JSON objects behind a marker for each call."""
+        """Whether `listed` applies: calls are JSON objects behind a marker for each call, and are read without it."""
         tools = self.tools
-        return tools.style == "json" and bool(tools.call_start.strip()) and not tools.json.name_is_key
+        marked = tools.style == "json" and bool(tools.call_start.strip())
+        return marked and not tools.json.name_is_key and tools.bare != "never"
 
     def listed(self, functions: Sequence[Function]) -> Node:
         """Return the rest of a JSON list of calls, over several lines, after its opening bracket.

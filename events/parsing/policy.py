@@ -18,22 +18,23 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     tools: name → parameter schema of the declared tools; None: unknown, any name is accepted; {}: there are no tools,
     and what looks like a call is content. extract_reasoning: False leaves reasoning in the content, including its
-    markers. parallel: False keeps only the first call. distinct: a grammar allows nothing but calls, so that every
-    object and every fenced list is read as such, and is streamed; the first call that repeats an earlier one ends the
-    calls and is left out, and so does a maximum number of calls (see `events.repeated_calls`). wait_for_id: if the
-    format writes a call's id after its arguments, announce the call when the id is known (and do not stream its
-    arguments); False announces it at once under a generated id. json_content: the request wants a JSON answer; a code
-    fence around it is left out. unmarked: "lenient" also accepts calls in a code fence or in another family's markers
-    at the beginning of the answer, if they name a declared tool and fit its schema; "strict" leaves them in the
-    content. undeclared, failed, truncated, bare, boundaries: see Tools and OutputFormat. failed may also be "error":
-    the first text after an opening marker that is not a call ends the run (`tool_call_parse_error` in the streaming
-    specification).
+    markers. parallel: False keeps only the first call. distinct: the first call that repeats an earlier one ends the
+    calls and is left out; a maximum number of calls ends them as well (see `events.repeated_calls`). only_calls: a
+    grammar allows nothing but calls, so that every object and every fenced list is read as calls, and is streamed.
+    wait_for_id: if the format writes a call's id after its arguments, announce the call when the id is known (and do
+    not stream its arguments); False announces it at once under a generated id. json_content: the request wants a JSON
+    answer; a code fence around it is left out. unmarked: "lenient" also accepts calls in a code fence or in another
+    family's markers at the beginning of the answer, if they name a declared tool and fit its schema; "strict" leaves
+    them in the content. undeclared, failed, truncated, bare, boundaries: see Tools and OutputFormat. failed may also be
+    "error": the first text after an opening marker that is not a call ends the run (`tool_call_parse_error` in the
+    streaming specification).
     """
 
     tools: Mapping[str, Schema] | None = None
     extract_reasoning: bool = True
     parallel: bool = True
     distinct: bool = False
+    only_calls: bool = False
     wait_for_id: bool = True
     json_content: bool = False
     unmarked: Literal["strict", "lenient"] = "lenient"

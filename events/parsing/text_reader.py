@@ -69,12 +69,11 @@ def rules_of(output_format: OutputFormat, policy: Policy) -> tuple[Rules, Syntax
     has_calls = output_format.tools is not None and with_tools
     bare_calls = has_calls and (bare == "always" or (bare == "declared" and bool(policy.tools)))
     strict = (policy.boundaries or output_format.boundaries) == "strict"
-    # Where a call is required, the grammar makes every fence and every object a call, which is streamed.
     unmarked = bare_calls and bool(policy.tools) and policy.unmarked == "lenient" and not policy.json_content
-    unmarked = unmarked and not policy.distinct
+    unmarked = unmarked and not policy.only_calls
     syntax = syntax_of(output_format, with_tools, policy.extract_reasoning, bare != "never", bare_calls, unmarked)
     marked = syntax.calls is not None and not syntax.calls.is_unmarked
-    checked = bare_calls and bool(policy.tools) and marked and not policy.distinct
+    checked = bare_calls and bool(policy.tools) and marked and not policy.only_calls
     return Rules(strict, bare_calls, checked, unmarked), syntax
 
 
@@ -125,7 +124,7 @@ class TextReader:
 
     def _start_of_content(self) -> Reading[None]:
         """Read what is only allowed where content begins: a code fence, or a call without its opening marker."""
-        if (self.policy.json_content or self.policy.distinct) and self.within != "plain":
+        if (self.policy.json_content or self.policy.only_calls) and self.within != "plain":
             if (yield from opening_fence(self.source)):
                 self.within, self.output.behind_marker = "fenced", True
             elif self.within == "fenced":

@@ -18,10 +18,10 @@ from events.parsing.open_call import ROLES, WRAPPERS, begins_call, without_names
 from events.parsing.schema import Schema, item_schema, property_schema, resolved, type_of, types
 from events.parsing.source import Reading, Scanner, Source, is_token, scanner_for
 
-_FENCES = ("```json", "```JSON", "```tool_call", "```tool_code", "```")
+FENCES = ("```json", "```JSON", "```tool_call", "```tool_code", "```")
 _TAGS = ("tools", "tool_call", "tool_calls", "function_call", "function_calls")
 _CLOSERS = {
-    **dict.fromkeys(_FENCES, "```"),
+    **dict.fromkeys(FENCES, "```"),
     **{f"<{tag}>": f"</{tag}>" for tag in _TAGS},
     **dict.fromkeys(("[TOOL_CALLS]", "<|python_tag|>"), ""),
 }
@@ -75,7 +75,7 @@ def read_block(
     """
     opener = yield from source.match(OPENERS)
     closers = [_CLOSERS.get(opener, "")]
-    alone = not opener or opener in _FENCES
+    alone = not opener or opener in FENCES
     char = yield from source.space()
     if char == "<" and (inner := (yield from source.match(OPENERS))):
         closers.insert(0, _CLOSERS[inner])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
@@ -14,10 +15,11 @@ from agent_server.agents.call_lists import begins_with_object
 from agent_server.engine_protocol.protocol import EngineInfo, EngineItem, Finished, GenerationRequest, Progress
 from agent_server.engines.scripted import Script, ScriptedEngine
 from agent_server.settings import OutputSettings
-from events.options import GenerationOptions, SamplingParams
+from events.grammar import Function, plan
+from events.options import GenerationOptions, SamplingParams, ToolChoice
 from events.vocabulary import Custom, Event, RunFinished, TextMessageContent, ToolCallArgs, ToolCallStart
 from tests.agents.harness import House, client_tool, of
-from tests.agents.models import Model
+from tests.agents.models import HERMES, Model
 
 pytestmark = pytest.mark.usefixtures("nothing_blocks")
 MERGED = '```json\n{\n  "name": "paint",\n  "arguments": {"color": "red and blue"}\n}\n```'
@@ -166,6 +168,41 @@ async def test_tokens_are_cached_as_before_the_list():
         (finished,) = of(events, RunFinished)
         assert finished.usage is not None and finished.usage[0].cached_input_tokens == 7
         assert not of(events, Custom)  # nobody asked for the progress
+
+
+async def test_what_is_changed_before_the_list_is_changed_in_it():
+    model, left = Model([]), [MERGED, LIST]
+    model.engine = ScriptedEngine(lambda request: Script(text=left.pop(0), delay=0.002), supports_constraints=True)
+    async with House(Agent(name="default"), model) as house:
+        run = await house.start("Paint it red and blue.", options=OPTIONS, tools=[client_tool("paint")])
+        while not model.engine.requests:
+            await asyncio.sleep(0)
+        assert await run.controls.modify({"temperature": 0.25})
+        assert len(calls(await house.follow(run))) == 2
+    assert [request.sampling.temperature for request in model.engine.requests] != [0.25, 0.25]
+    assert model.engine.requests[1].sampling.temperature == 0.25
+
+
+async def test_a_required_call_that_no_grammar_enforces_is_checked_like_others():
+    options = GenerationOptions(store=False, tool_choice=ToolChoice("required"), constrain_tools=False)
+    example = f"{MERGED}\nThat is how it is called."
+    events, _ = await answered(example, options=options)
+    assert not calls(events) and text(events) == example
+    enforced = GenerationOptions(store=False, tool_choice=ToolChoice("required"))
+    events, (request,) = await answered(LIST, options=enforced)
+    assert len(calls(events)) == 2 and request.constraint is not None
+
+
+@pytest.mark.parametrize(("bare", "lists"), [("declared", True), ("never", False)])
+def test_no_list_is_written_that_would_not_be_read(bare: Literal["declared", "never"], lists: bool):
+    output_format = msgspec.structs.replace(HERMES, tools=msgspec.structs.replace(HERMES.tools, bare=bare))
+    for mode in ("auto", "required"):
+        made = plan(
+            output_format, functions=[Function("paint", {"type": "object"})], choice=ToolChoice(mode), parallel=True,
+            response_format=None, stage="content", marker_ids={},
+        )  # fmt: skip
+        assert ("```json" in json.dumps(made.tag)) is (lists and mode == "required")
+        assert (made.call_list is not None) is (lists and mode == "auto")
 
 
 NAMES = {"paint", "paint_twice"}

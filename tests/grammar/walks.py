@@ -220,7 +220,7 @@ def read(
     translator = Translator(
         walker.output_format,
         tools=tools,
-        policy=Policy(tools=declared_tools(tools), distinct=required),
+        policy=Policy(tools=declared_tools(tools), distinct=required, only_calls=required),
         opened=opened,
         new_id=lambda kind: f"{kind}{next(numbers)}",
         marker_ids={text: walker.ids[text] for text in markers(walker.output_format) if text in walker.ids},

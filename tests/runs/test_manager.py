@@ -358,7 +358,7 @@ async def test_sampling_changes_are_checked():
     with pytest.raises(RequestError, match="temperature"):
         await run.modify({"temperature": -1})
     assert await run.modify({"temperature": 0.5})
-    assert run.controls.sampling(OPTIONS).temperature == 0.5
+    assert run.controls.sampling(OPTIONS.sampling).temperature == 0.5
     await run.cancel()
     await run.wait()
     assert not await run.modify({"temperature": 0.1})

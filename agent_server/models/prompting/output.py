@@ -8,6 +8,7 @@ import msgspec
 from ag_ui.core import RunAgentInput
 
 from agent_server.models.prompting.built_prompt import Prompt
+from agent_server.models.prompting.constraints import enforced_tools
 from agent_server.settings import OutputSettings
 from events.options import GenerationOptions, SamplingParams
 from events.parsing.policy import Policy, declared_tools
@@ -49,10 +50,12 @@ def open_translator(
 
 def policy_for(input: RunAgentInput, options: GenerationOptions, settings: OutputSettings) -> Policy:
     declared = declared_tools(input.tools or []) or {}
+    required = options.tool_choice.mode in ("required", "named")
     return Policy(
         tools={} if options.tool_choice.mode == "none" else declared,
         parallel=options.parallel_tool_calls,
-        distinct=options.tool_choice.mode in ("required", "named"),
+        distinct=required,
+        only_calls=required and bool(enforced_tools(input, options, settings)),
         json_content=options.response_format is not None and options.response_format.kind in _JSON_KINDS,
         boundaries=options.boundaries or settings.boundaries,
         undeclared=settings.undeclared,
