@@ -2,14 +2,16 @@
 
 A model that writes calls in a code fence instead of its template's markers tends to write one object and end, whatever
 it was asked for, but writes as many calls as were asked for once it has begun a list: asked to save a game "at stage 7
-in easy mode and stage 3 in hard mode", Qwen2.5-Coder 1.5B makes the first of the two calls. Therefore an answer that
-begins with such an object is generated again from there, as a list of calls whose arguments fit their schemas. A client
-sees nothing of this, since the beginning of such an object is held back until it ends.
+in easy mode and stage 3 in hard mode", Qwen2.5-Coder 1.5B makes the first of the two calls. Therefore an answer that is
+nothing but such an object is generated again from its brace, as a list of calls whose arguments fit their schemas. A
+client sees nothing of this, since such an object is held back until the answer ends: with text after it, it is an
+example, and stays as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
@@ -32,26 +34,36 @@ from agent_server.engine_protocol.protocol import (
 from events.grammar.nodes import Node, constant, sequence
 from events.parsing.unmarked_calls import FENCES
 
-MOST_TOKENS = 64
-"""Tokens within which an answer must name a function to begin with its call."""
+MOST_TOKENS = 512
+"""The most tokens of an answer that are held back."""
+ROOM = 64
+"""The least max_tokens of an answer that may become a list."""
 _OPENING = re.compile(rf"\s*(?:{'|'.join(FENCES)})?\s*")
 _BRACKET = "[\n"
+_MOST_NAME = 512
 
 
-def begins_with_object(text: str, names: Collection[str]) -> bool | None:
-    """Return whether an answer begins with a JSON object, fenced or not, whose first key is the name of one of these
-    functions; None if the text is too short to tell."""
+def is_object_call(text: str, names: Collection[str]) -> bool | None:
+    """Return whether an answer is a JSON object, fenced or not, whose first key is the name of one of these functions,
+    as far as it is written: None if the text is too short to name a function, False if text follows the object."""
     if any(fence.startswith(text.strip()) for fence in FENCES):
         return None
     rest, beginning = _OPENING.sub("", text, count=1), '{"name":"'
-    compact = re.sub(r"\s+", "", rest)
-    compact = compact.removeprefix("{") if compact.startswith("{{") else compact
+    rest = rest.removeprefix("{") if re.match(r"\{\s*\{", rest) else rest
+    compact = re.sub(r"\s+", "", rest.lstrip()[:_MOST_NAME])
     if not compact.startswith(beginning):
         return None if beginning.startswith(compact) else False
     name, quote, _ = compact[len(beginning) :].partition('"')
-    if quote:
-        return name in names
-    return None if any(each.startswith(name) for each in names) else False
+    if not quote:
+        return None if any(each.startswith(name) for each in names) else False
+    if name not in names:
+        return False
+    if text.rstrip()[-1:] in ("}", "]") or "}" not in text:  # inside the object, or at its end
+        return True
+    with contextlib.suppress(json.JSONDecodeError, RecursionError):
+        _, end = json.JSONDecoder().raw_decode(rest.lstrip())
+        return not rest.lstrip()[end:].strip(" \t\r\n}`")
+    return True
 
 
 class CallList(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +81,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether the beginning of this request's answer may be replaced: no token of it is described to the
         client, it has room for a list, and the engine continues a given beginning."""
         sampling, unconstrained = request.sampling, msgspec.structs.replace(request, constraint=None)
-        roomy = sampling.max_tokens is None or sampling.max_tokens > MOST_TOKENS
+        roomy = sampling.max_tokens is None or sampling.max_tokens > ROOM
         return roomy and sampling.logprobs is None and not request.generated and may_continue(unconstrained, info)
 
     async def generate(
@@ -78,15 +90,15 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         request: GenerationRequest,
         on_restart: Callable[[GenerationRequest], Awaitable[GenerationRequest]],
     ) -> AsyncGenerator[EngineItem, None]:
-        """Yield what `engine.generate(request)` yields; if that begins with a call, what the engine generates for a
-        list.
+        """Yield what `engine.generate(request)` yields; if that is one call, what the engine generates for a list.
 
         on_restart: called with the request of the second generation before it begins; returns the one to send.
         """
         begun = time.monotonic()
         first = msgspec.structs.replace(request, progress=True) if engine.info.tells_progress else request
+        ends = frozenset(request.sampling.stop_token_ids)
         held: tuple[Token, ...] = ()
-        cached, begins_call = 0, None
+        text, cached, holds, is_call = "", 0, True, False
         async with contextlib.aclosing(engine.generate(first)) as items:
             async for item in items:
                 if isinstance(item, Progress):
@@ -94,20 +106,27 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                     if request.progress:
                         yield item
                     continue
-                if begins_call is None and not isinstance(item, Control):
-                    if isinstance(item, Delta) and not item.is_reasoning:
+                if holds and not isinstance(item, Control):
+                    if isinstance(item, Delta):
                         held += item.tokens
-                        begins_call = begins_with_object("".join(token.text for token in held), self.names)
-                        if begins_call:
-                            break
-                        if begins_call is None and len(held) < MOST_TOKENS:
+                        text += "".join(token.text for token in item.tokens if token.id not in ends)
+                        verdict = False if item.is_reasoning else is_object_call(text, self.names)
+                        if verdict is not False and len(held) < MOST_TOKENS:
+                            is_call = verdict is True
                             continue
                         item = msgspec.structs.replace(item, tokens=held)
+                    elif (
+                        is_call
+                        and isinstance(item, Finished)
+                        and item.reason == "stop"
+                        and not isinstance(item.stop, str)
+                    ):
+                        break
                     elif held:
                         yield Delta(held)
-                    begins_call = False
+                    holds = is_call = False
                 yield item
-        if not begins_call:
+        if not is_call:
             return
         second, beginning = self._second(request, held, engine.info)
         second = await on_restart(second)

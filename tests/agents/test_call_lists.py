@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from agent_server.agents import Agent
-from agent_server.agents.call_lists import begins_with_object
+from agent_server.agents.call_lists import is_object_call
 from agent_server.engine_protocol.protocol import EngineInfo, EngineItem, Finished, GenerationRequest, Progress
 from agent_server.engines.scripted import Script, ScriptedEngine
 from agent_server.settings import OutputSettings
@@ -78,6 +78,20 @@ async def test_the_list_continues_what_the_model_wrote_before_the_object():
     doubled = "```json\n{" + merged + "}\n```"  # as Qwen2.5-Coder's template shows a call
     events, (_, second) = await answered(doubled, LIST)
     assert bytes(second.generated) == b"```json\n[\n" and len(calls(events)) == 2
+
+
+@pytest.mark.parametrize("after", ["\nThat is how it is called.", " Or:\n" + MERGED])
+@pytest.mark.parametrize("merged", [MERGED, MERGED[8:-4], "```json\n{" + MERGED[8:-4] + "}\n```"])
+@pytest.mark.parametrize("chunk", [1, 1000])
+async def test_an_example_is_sent_as_it_is(merged: str, after: str, chunk: int):
+    events, requests = await answered(merged + after, chunk=chunk)
+    assert len(requests) == 1 and not calls(events) and text(events) == merged + after
+
+
+async def test_a_call_that_is_cut_off_or_stopped_is_not_written_again():
+    for sampling in (SamplingParams(max_tokens=65), SamplingParams(stop=("arguments",))):
+        _, requests = await answered(MERGED, options=GenerationOptions(store=False, sampling=sampling))
+        assert len(requests) == 1
 
 
 async def test_a_list_with_text_after_it_is_still_an_example():
@@ -221,10 +235,12 @@ NAMES = {"paint", "paint_twice"}
         ("```python\nprint()", False),
         ("[1, 2]", False),
         ("The name", False),
+        (MERGED + "\nThat", False),
+        (MERGED[8:-4] + " is", False),
     ],
 )
-def test_every_beginning_is_undecided_or_decided_for_good(said: str, begins: bool):
-    verdicts = [begins_with_object(said[:end], NAMES) for end in range(len(said) + 1)]
+def test_every_beginning_is_undecided_then_a_call_and_then_perhaps_an_example(said: str, begins: bool):
+    verdicts = [is_object_call(said[:end], NAMES) for end in range(len(said) + 1)]
     assert verdicts[-1] is begins
-    decided = verdicts.index(begins)
-    assert set(verdicts[:decided]) <= {None} and set(verdicts[decided:]) == {begins}
+    order = [verdict for at, verdict in enumerate(verdicts) if at == 0 or verdict is not verdicts[at - 1]]
+    assert order in ([None, True], [None, False], [None, True, False])
