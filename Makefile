@@ -87,8 +87,11 @@ coverage: setup ## the lines of the product that the Python tests run, without w
 test-long: setup ## the long property and fuzz runs (SPLITS=, CASES= to change)
 	HYPOTHESIS_PROFILE=default $(PY) -m pytest -m "slow or not slow" tests/properties tests/generation/test_scheduler.py
 	$(PY) -m pytest -m slow
+	RUNS=10000 $(PY) -m pytest tests/engines/replicas/test_chaos.py
 	$(PY) tests/properties/long_runs.py --splits $(or $(SPLITS),100000) --cases $(or $(CASES),1000000)
 	STRANGERS=$(or $(STRANGERS),20) PYTHON="$(CURDIR)/$(PY)" node --test --test-timeout=3600000 --test-force-exit tests/browser/stranger.test.mjs
+	VIEWS=all PYTHON="$(CURDIR)/$(PY)" node --test --test-concurrency=1 --test-timeout=600000 --test-force-exit \
+		tests/browser/appearance.test.mjs tests/browser/walk.test.mjs
 	PYTHON="$(CURDIR)/$(PY)" node --test --test-timeout=1800000 --test-force-exit tests/tutorials/*.test.mjs
 	$(MAKE) test-mcp
 

@@ -8,6 +8,15 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 
+class Hold:
+    """One use of a slot. rest: seconds for which nobody gets the slot afterwards, so that others compute."""
+
+    __slots__ = ("rest",)
+
+    def __init__(self) -> None:
+        self.rest = 0.0
+
+
 class FairSlots:
     """A number of slots that waiting tenants get in turn: a tenant that waits for many delays another by one."""
 
@@ -16,7 +25,7 @@ class FairSlots:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @contextlib.asynccontextmanager
-    async def hold(self, tenant: str) -> AsyncIterator[None]:
+    async def hold(self, tenant: str) -> AsyncIterator[Hold]:
         """Wait for a slot, and hold it."""
         if self._free:
             self._free -= 1
@@ -29,10 +38,14 @@ class FairSlots:
                 if slot.done() and not slot.cancelled():
                     self._release()
                 raise
+        hold = Hold()
         try:
-            yield
+            yield hold
         finally:
-            self._release()
+            if hold.rest:
+                asyncio.get_running_loop().call_later(hold.rest, self._release)
+            else:
+                self._release()
 
     def _release(self) -> None:
         while self._waiting:

@@ -6,12 +6,19 @@ in easy mode and stage 3 in hard mode", Qwen2.5-Coder 1.5B makes the first of th
 nothing but such an object is generated again from its brace, as a list of calls whose arguments fit their schemas. A
 client sees nothing of this, since such an object is held back until the answer ends: with text after it, it is an
 example, and stays as it is.
+
+A list also tempts such a model to add the steps that it would take after the first call, with invented arguments: asked
+to check the weather in Paris and to set a reminder if it rains, it does both at once. How certain it is that the list
+goes on tells these from calls that were asked for: over BFCL's parallel cases with several functions it continues a
+list with a call of another tool at a probability of 0.98 and more, over requests whose second call needs the result of
+the first at 0.94 and less. So a call of another tool below LEAST_CERTAINTY ends the list, and is left out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
@@ -30,6 +37,7 @@ from agent_server.engine_protocol.protocol import (
     GenerationRequest,
     Progress,
     Token,
+    Usage,
 )
 from events.grammar.nodes import Node, constant, sequence
 from events.parsing.unmarked_calls import FENCES
@@ -38,6 +46,8 @@ MOST_TOKENS = 512
 """The most tokens of an answer that are held back."""
 ROOM = 64
 """The least max_tokens of an answer that may become a list."""
+LEAST_CERTAINTY = 0.96
+"""The least probability of the comma before a call of another tool than those that were called before."""
 _OPENING = re.compile(rf"\s*(?:{'|'.join(FENCES)})?\s*")
 _BRACKET = "[\n"
 _MOST_NAME = 512
@@ -64,6 +74,75 @@ def is_object_call(text: str, names: Collection[str]) -> bool | None:
         _, end = json.JSONDecoder().raw_decode(rest.lstrip())
         return not rest.lstrip()[end:].strip(" \t\r\n}`")
     return True
+
+
+class ListedCalls:
+    """Decides which calls of a list are sent: all until one repeats an earlier call, or calls another tool although the
+    model was not certain that the list goes on.
+
+    A call after the first is held back until it is complete. tools, calls: names and JSON of the calls so far. ended:
+    whether a call was left out, and so the list has ended.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.held: list[Token] = []
+        """From the token with the comma on."""
+        self._comma = 0
+        """The comma's position in the first of them."""
+        self._tools: set[str] = set()
+        self._calls: set[str] = set()
+        self._depth = 0
+        self._is_in_string = self._is_escaped = False
+        self._call: list[str] = []
+
+    def take(self, token: Token) -> list[Token]:
+        """Return the tokens that may be sent after this one."""
+        released: list[Token] = []
+        comma: int | None = None
+        for position, character in enumerate(token.text):
+            if self._depth < 0:  # after the list
+                break
+            if self._depth:
+                self._call.append(character)
+            if self._is_in_string:
+                self._is_in_string = character != '"' or self._is_escaped
+                self._is_escaped = character == "\\" and not self._is_escaped
+            elif character == '"':
+                self._is_in_string = True
+            elif character in "{[":
+                if not self._depth:
+                    self._call = [character]
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    first = self.held[0] if self.held else token
+                    if self._is_left_out("".join(self._call), first.logprob):
+                        self.ended = True
+                        before = first.text[: self._comma]
+                        return [*released, Token(first.id, before)] if before else released
+                    released, self.held, comma = released + self.held, [], None
+            elif character == "," and not self._depth:
+                comma, self._comma = position, position
+        if comma is not None or self.held:
+            self.held.append(token)
+            return released
+        return [*released, token]
+
+    def _is_left_out(self, text: str, logprob: float | None) -> bool:
+        """Whether a call ends the list. logprob: of the comma before it, None if unknown."""
+        try:
+            call = json.loads(text)
+            name, canonical = call["name"], json.dumps(call, sort_keys=True)
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return False
+        is_certain = logprob is not None and math.exp(logprob) >= LEAST_CERTAINTY
+        if canonical in self._calls or (self._tools and name not in self._tools and not is_certain):
+            return True
+        self._tools.add(name)
+        self._calls.add(canonical)
+        return False
 
 
 class CallList(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,13 +211,31 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         second = await on_restart(second)
         yield beginning
         seconds = time.monotonic() - begun
-        async with contextlib.aclosing(engine.generate(second)) as items:
+        calls, sent = ListedCalls(), len(beginning.tokens)
+        scored = msgspec.structs.replace(second, sampling=msgspec.structs.replace(second.sampling, logprobs=0))
+        async with contextlib.aclosing(engine.generate(scored)) as items:
             async for item in items:
+                if isinstance(item, Delta):
+                    tokens: list[Token] = []
+                    for token in item.tokens:
+                        tokens += calls.take(token)
+                        if calls.ended:
+                            tokens += self._encoded("\n]\n```" if "`" in text else "\n]")
+                            break
+                    sent += len(tokens)
+                    yield Delta(tuple(Token(token.id, token.text) for token in tokens))
+                    if not calls.ended:
+                        continue
+                    usage = Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=sent)
+                    item = Finished(reason="stop", usage=usage)  # leaving the stream ends the generation
+                elif isinstance(item, Finished) and calls.held:
+                    yield Delta(tuple(Token(token.id, token.text) for token in calls.held))
                 if isinstance(item, Finished):
-                    total = item.timings.total + seconds
+                    total = time.monotonic() - begun
                     timings = msgspec.structs.replace(item.timings, first_token=seconds, total=total)
                     usage = msgspec.structs.replace(item.usage, cached_tokens=cached)
-                    item = msgspec.structs.replace(item, usage=usage, timings=timings)
+                    yield msgspec.structs.replace(item, usage=usage, timings=timings)
+                    return
                 yield item
 
     def _second(
@@ -155,8 +252,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                 break
             tokens.append(token)
         rest = (before + _BRACKET)[sum(len(token.text) for token in tokens) :]
-        *silent, last = self.tokenize(rest)
-        tokens += [*(Token(id, "") for id in silent), Token(last, rest)]
+        tokens += self._encoded(rest)
         # An engine that treats the beginning as part of the prompt begins the grammar behind it.
         grammar = sequence(constant(before + "["), self.grammar) if info.continues == "exact" else self.grammar
         second = msgspec.structs.replace(
@@ -166,3 +262,8 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
             constraint=Constraint(kind="structural_tag", value={"type": "structural_tag", "format": grammar}),
         )
         return second, Delta(tuple(tokens))
+
+    def _encoded(self, text: str) -> list[Token]:
+        """The tokens of a text that the model did not generate. The last of them has the text."""
+        *silent, last = self.tokenize(text)
+        return [*(Token(id, "") for id in silent), Token(last, text)]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent_server.agents import Agent
-from agent_server.agents.call_lists import is_object_call
-from agent_server.engine_protocol.protocol import EngineInfo, EngineItem, Finished, GenerationRequest, Progress
+from agent_server.agents.call_lists import ListedCalls, is_object_call
+from agent_server.engine_protocol.protocol import EngineInfo, EngineItem, Finished, GenerationRequest, Progress, Token
 from agent_server.engines.scripted import Script, ScriptedEngine
 from agent_server.settings import OutputSettings
 from events.grammar import Function, plan
@@ -36,11 +39,15 @@ async def answered(
     options: GenerationOptions = OPTIONS,
     output: OutputSettings | None = None,
     engine: type[ScriptedEngine] = ScriptedEngine,
+    probability: float = 0.5,
     **asked: Any,
 ) -> tuple[list[Event], list[GenerationRequest]]:
     """The events of a run and the requests to an engine whose generations begin with these texts in turn."""
     model, left = Model([]), list(texts)
-    model.engine = engine(lambda request: Script(text=left.pop(0), chunk=chunk), supports_constraints=True)
+    logprob = math.log(probability)
+    model.engine = engine(
+        lambda request: Script(text=left.pop(0), chunk=chunk, logprob=logprob), supports_constraints=True
+    )
     model.output = output or OutputSettings()  # type: ignore[misc]
     async with House(Agent(name="default"), model) as house:
         events = await house.ask(
@@ -65,10 +72,66 @@ async def test_two_calls_that_would_be_one(chunk: int):
     events, (first, second) = await answered(MERGED, LIST, chunk=chunk)
     assert calls(events) == [("paint", {"color": "red"}), ("paint", {"color": "blue"})] and not text(events)
     assert bytes(second.generated) == b"```json\n[\n"
-    assert (second.prompt_token_ids, second.sampling) == (first.prompt_token_ids, first.sampling)
+    assert second.prompt_token_ids == first.prompt_token_ids
+    assert second.sampling == msgspec.structs.replace(first.sampling, logprobs=0)
     assert second.request_id != first.request_id and second.constraint != first.constraint
     (finished,) = of(events, RunFinished)
     assert finished.usage is not None and finished.usage[0].output_tokens == len(LIST)
+
+
+def written(*made: tuple[str, dict[str, Any]]) -> str:
+    """A list of calls in a fence."""
+    return (
+        "```json\n[\n" + ",\n".join(json.dumps({"name": name, "arguments": given}) for name, given in made) + "\n]\n```"
+    )
+
+
+RED, BLUE, DRAWN = ("paint", {"color": "red"}), ("paint", {"color": "blue"}), ("draw", {"text": '"}],[{'})
+TWO_TOOLS = [client_tool("paint"), client_tool("draw")]
+
+
+@pytest.mark.parametrize(
+    ("listed", "probability", "kept"),
+    [
+        ((RED, BLUE, DRAWN), 0.97, (RED, BLUE, DRAWN)),
+        ((RED, BLUE, DRAWN), 0.95, (RED, BLUE)),
+        ((RED, DRAWN, BLUE), 0.95, (RED,)),
+        ((DRAWN, RED), 0.95, (DRAWN,)),
+        ((RED, RED, BLUE), 1.0, (RED,)),
+        ((RED, BLUE, RED), 0.5, (RED, BLUE)),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+async def test_a_call_that_nobody_asked_for_ends_the_list(
+    listed: tuple[Any, ...], probability: float, kept: tuple[Any, ...], chunk: int
+):
+    """A repeated one, or one of another tool that the model was not certain of."""
+    events, _ = await answered(MERGED, written(*listed), chunk=chunk, probability=probability, tools=TWO_TOOLS)
+    assert calls(events) == list(kept) and not text(events)
+    (finished,) = of(events, RunFinished)
+    assert finished.usage is not None and finished.usage[0].output_tokens == len(written(*kept))
+
+
+@pytest.mark.parametrize("logprob", [-0.01, -0.5, None])
+@given(data=st.data())
+def test_what_is_sent_of_a_list_does_not_depend_on_its_tokens(logprob: float | None, data: st.DataObject):
+    body = written(RED, DRAWN, RED).removeprefix("```json\n[")
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(body) - 1))))
+    listed, sent = ListedCalls(), ""
+    for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
+        sent += "".join(token.text for token in listed.take(Token(0, body[start:end], logprob)))
+        if listed.ended:
+            break
+    expected = written(RED, DRAWN) if logprob == -0.01 else written(RED)
+    assert listed.ended and "```json\n[" + sent + "\n]\n```" == expected
+
+
+async def test_a_list_that_its_limit_cuts_off_is_sent_as_text():
+    options = GenerationOptions(store=False, sampling=SamplingParams(max_tokens=110))
+    events, _ = await answered(MERGED, written(RED, BLUE), options=options)
+    assert not calls(events) and text(events) == written(RED, BLUE)[:110]
+    (finished,) = of(events, RunFinished)
+    assert finished.usage is not None and finished.usage[0].output_tokens == 110
 
 
 async def test_the_list_continues_what_the_model_wrote_before_the_object():

@@ -3,35 +3,33 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { LOST, PHONE, WIDE, axeSource, browser, converse, openDemo, openPage, picture, say, server, settled, startServer, withServer } from "./harness.mjs";
+import { LOST, PHONE, SCREENS, axeSource, browser, converse, openDemo, openPage, picture, say, server, settled, startServer, withServer } from "./harness.mjs";
 
 withServer();
 
 const axe = readFileSync(axeSource, "utf8");
 
-/** One run of views under each of the four conditions. `work` gets the page, `look`, and what a phone needs besides. */
+/** One run of views under each of the conditions. `work` gets the page, `look`, and what a phone needs besides. */
 function views(name, work, options) {
-  for (const [size, viewport] of [["1440", WIDE], ["390", PHONE]]) {
-    for (const colorScheme of ["light", "dark"]) {
-      test(`${name}, at ${size} pixels in ${colorScheme}`, { timeout: 90_000 }, async () => {
-        const page = await openDemo(browser, server.url, { viewport, colorScheme, ...options });
-        const phone = viewport === PHONE;
-        try {
-          await work(page, {
-            phone,
-            look: (view) => look(page, `${size}-${colorScheme}-${view}`),
-            inspect: async (tab) => {
-              if (phone) await page.getByRole("button", { name: "Inspector", exact: true }).click();
-              await page.getByRole("tab", { name: new RegExp(`^${tab}`) }).click();
-            },
-            leave: async () => phone && page.locator(".tabs").getByRole("button", { name: "Close the inspector" }).click(),
-          });
-          assert.deepEqual(page.faults, []);
-        } finally {
-          await page.leave();
-        }
-      });
-    }
+  for (const { size, viewport, colorScheme } of SCREENS) {
+    test(`${name}, at ${size} pixels in ${colorScheme}`, { timeout: 90_000 }, async () => {
+      const page = await openDemo(browser, server.url, { viewport, colorScheme, ...options });
+      const phone = viewport === PHONE;
+      try {
+        await work(page, {
+          phone,
+          look: (view) => look(page, `${size}-${colorScheme}-${view}`),
+          inspect: async (tab) => {
+            if (phone) await page.getByRole("button", { name: "Inspector", exact: true }).click();
+            await page.getByRole("tab", { name: new RegExp(`^${tab}`) }).click();
+          },
+          leave: async () => phone && page.locator(".tabs").getByRole("button", { name: "Close the inspector" }).click(),
+        });
+        assert.deepEqual(page.faults, []);
+      } finally {
+        await page.leave();
+      }
+    });
   }
 }
 
@@ -150,26 +148,24 @@ views("settings, menus, a message that is changed, what was denied, code, a tabl
   await look("written");
 });
 
-for (const [size, viewport] of [["1440", WIDE], ["390", PHONE]]) {
-  for (const colorScheme of ["light", "dark"]) {
-    test(`a locked server and one that is gone, at ${size} pixels in ${colorScheme}`, { timeout: 90_000 }, async () => {
-      const locked = await startServer("--key", "open-sesame");
-      const page = await openPage(browser, locked.url, { viewport, colorScheme, expected: [/401/, ...LOST] });
-      try {
-        await page.getByLabel("API key", { exact: true }).fill("open-sesame");
-        await look(page, `${size}-${colorScheme}-key`);
-        await page.getByRole("button", { name: "Continue" }).click();
-        await converse(page, "hello");
-        await locked.stop("SIGKILL");
-        await page.getByPlaceholder("No answer from the server, retrying").waitFor({ timeout: 20_000 });
-        await look(page, `${size}-${colorScheme}-gone`);
-        assert.deepEqual(page.faults, []);
-      } finally {
-        await page.leave();
-        await locked.stop("SIGKILL");
-      }
-    });
-  }
+for (const { size, viewport, colorScheme } of SCREENS) {
+  test(`a locked server and one that is gone, at ${size} pixels in ${colorScheme}`, { timeout: 90_000 }, async () => {
+    const locked = await startServer("--key", "open-sesame");
+    const page = await openPage(browser, locked.url, { viewport, colorScheme, expected: [/401/, ...LOST] });
+    try {
+      await page.getByLabel("API key", { exact: true }).fill("open-sesame");
+      await look(page, `${size}-${colorScheme}-key`);
+      await page.getByRole("button", { name: "Continue" }).click();
+      await converse(page, "hello");
+      await locked.stop("SIGKILL");
+      await page.getByPlaceholder("No answer from the server, retrying").waitFor({ timeout: 20_000 });
+      await look(page, `${size}-${colorScheme}-gone`);
+      assert.deepEqual(page.faults, []);
+    } finally {
+      await page.leave();
+      await locked.stop("SIGKILL");
+    }
+  });
 }
 
 async function look(page, name) {

@@ -16,6 +16,11 @@ export const axeSource = require.resolve("axe-core/axe.min.js");
 
 export const WIDE = { width: 1440, height: 900 };
 export const PHONE = { width: 390, height: 844 };
+const SIZES = [["1440", WIDE], ["390", PHONE]];
+
+/** The conditions under which the page is looked at: each size and each scheme once; each with each if VIEWS=all. */
+export const SCREENS = SIZES.flatMap(([size, viewport]) => ["light", "dark"].map((colorScheme) => ({ size, viewport, colorScheme })))
+  .filter(({ size, colorScheme }) => process.env.VIEWS === "all" || (size === "1440") === (colorScheme === "light"));
 /** How long a page may take for what a test waits for: a machine that builds beside the tests is slow, and this is no measurement. */
 const PATIENCE_MS = 20_000;
 /** What a browser and the clients may write to the console when a server is killed or the line is cut, in any state of a request. */

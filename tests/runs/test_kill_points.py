@@ -175,7 +175,16 @@ class World:
         assert folder.state == await store.state("", "t")
 
 
-@pytest.mark.parametrize(("deep", "most", "asks"), [(1, 60, False), (3, 16, False), (1, 30, True), (2, 8, True)])
+@pytest.mark.parametrize(
+    ("deep", "most", "asks"),
+    [
+        (1, 24, False),
+        (2, 8, True),
+        pytest.param(1, 60, False, marks=pytest.mark.slow),
+        pytest.param(3, 16, False, marks=pytest.mark.slow),
+        pytest.param(1, 30, True, marks=pytest.mark.slow),
+    ],
+)
 async def test_a_run_goes_on_from_every_kill_point(tmp_path: Path, deep: int, most: int, asks: bool):
     """deep: how many servers are killed one after the other. most: kill points tried at each depth.
 

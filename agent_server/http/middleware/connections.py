@@ -98,6 +98,7 @@ class Connections:
         self._lapsing: dict[PooledConnection, Callable[[], bool]] = {}
         self._check_timer: asyncio.TimerHandle | None = None
         self._turns: deque[Callable[[], None]] = deque()
+        self._next_turn = 0.0
 
     # ---- addresses
 
@@ -236,15 +237,17 @@ class Connections:
         clients wait for one of them at most."""
         self._turns.append(resume)
         if len(self._turns) == 1:
-            asyncio.get_running_loop().call_soon(self._run_next)
+            asyncio.get_running_loop().call_at(self._next_turn, self._run_next)
 
     def _run_next(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
             self._turns[0]()
         finally:
             self._turns.popleft()
+            self._next_turn = loop.time() + TURN_SECONDS
             if self._turns:
-                asyncio.get_running_loop().call_later(TURN_SECONDS, self._run_next)
+                loop.call_at(self._next_turn, self._run_next)
 
 
 def _evict(connections: Iterable[PooledConnection]) -> bool:

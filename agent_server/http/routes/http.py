@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from events.vocabulary import Event
 
 RETRY_AFTER = 1.0
+REST_SECONDS = 40e-9
+"""How long one of the four slots for stored content rests for each byte of its answer, which takes about 3 ns to read
+and to encode: 140 ms after 3.5 MB. The event loop is then free most of the time, however many of them are requested."""
 STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 SEND_BYTES = 32 * 1024
 PLAIN = "!#$&'()*+,/:;=?@[]~"
@@ -66,8 +69,9 @@ def guarded(
         try:
             if slots is None:
                 return await endpoint(request)
-            async with slots.hold(request.state.tenant):
+            async with slots.hold(request.state.tenant) as hold:
                 response = await endpoint(request)
+                hold.rest = len(getattr(response, "body", b"")) * REST_SECONDS
                 await asyncio.sleep(0)  # what became ready meanwhile goes before the next of these answers
                 return response
         except RequestError as error:
