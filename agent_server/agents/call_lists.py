@@ -158,10 +158,11 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
 
     def applies(self, request: GenerationRequest, info: EngineInfo) -> bool:
         """Return whether the beginning of this request's answer may be replaced: no token of it is described to the
-        client, it has room for a list, and the engine continues a given beginning."""
+        client, it has room for a list, and the engine continues a given beginning and tells log probabilities."""
         sampling, unconstrained = request.sampling, msgspec.structs.replace(request, constraint=None)
         roomy = sampling.max_tokens is None or sampling.max_tokens > ROOM
-        return roomy and sampling.logprobs is None and not request.generated and may_continue(unconstrained, info)
+        scores = sampling.logprobs is None and "logprobs" in info.sampling
+        return roomy and scores and not request.generated and may_continue(unconstrained, info)
 
     async def generate(
         self,
