@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -43,11 +44,13 @@ def calls(work: Callable[[], RequestError]) -> tuple[int, RequestError]:
         nonlocal count
         count += event in ("call", "c_call")
 
+    gc.disable()  # finalizers of other tests' objects are calls as well
     sys.setprofile(counted)
     try:
         made = work()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count, made
 
 
