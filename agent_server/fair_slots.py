@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 
 class Hold:
-    """One use of a slot. rest: seconds for which nobody gets the slot afterwards, so that others compute."""
+    """A held slot. rest: seconds to keep the slot unused after it is released, so that other work can run."""
 
     __slots__ = ("rest",)
 

@@ -134,7 +134,7 @@ class ListedCalls:
         """Whether a call ends the list. logprob: of the comma before it, None if unknown."""
         try:
             call = json.loads(text)
-            name, canonical = call["name"], json.dumps(call, sort_keys=True)
+            name, canonical = str(call["name"]), json.dumps(call, sort_keys=True)
         except (ValueError, LookupError, TypeError, RecursionError):
             return False
         is_certain = logprob is not None and math.exp(logprob) >= LEAST_CERTAINTY
@@ -224,7 +224,8 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                             tokens += self._encoded("\n]\n```" if "`" in text else "\n]")
                             break
                     sent += len(tokens)
-                    yield Delta(tuple(Token(token.id, token.text) for token in tokens))
+                    if tokens:
+                        yield Delta(tuple(Token(token.id, token.text) for token in tokens))
                     if not calls.ended:
                         continue
                     usage = Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=sent)

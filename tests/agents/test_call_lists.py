@@ -307,3 +307,9 @@ def test_every_beginning_is_undecided_then_a_call_and_then_perhaps_an_example(sa
     assert verdicts[-1] is begins
     order = [verdict for at, verdict in enumerate(verdicts) if at == 0 or verdict is not verdicts[at - 1]]
     assert order in ([None, True], [None, False], [None, True, False])
+
+
+@pytest.mark.parametrize("name", ['["paint"]', "{}", "null", "1"])
+def test_a_name_that_is_no_string_is_left_to_the_parser(name: str):
+    body, listed = f'{{"name": {name}, "arguments": {{}}}}]', ListedCalls()
+    assert "".join(token.text for token in listed.take(Token(0, body, None))) == body and not listed.ended
