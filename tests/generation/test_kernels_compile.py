@@ -61,6 +61,12 @@ ROTATE = {
     "kv_heads": "i32", "q_token": "i32", "q_head": "i32", "k_token": "i32", "k_head": "i32", "angle_token": "i32",
     "DIM": 80, "BLOCK": 128, "NORM": True, "LATE": True, "OFFSET": 1.0,
 }  # fmt: skip
+GROUPED = {
+    "out": "*bf16", "x": "*bf16", "weights": "*bf16", "ends": "*i32", "groups": "i32", "depth": "i32", "width": "i32",
+    "x_row": "i32", "weights_group": "i32", "weights_depth": "i32", "weights_width": "i32",
+    "GROUPS": 128, "ROWS": 64, "COLUMNS": 64, "DEPTH": 64,
+}  # fmt: skip
+WIDE = {"out": "*fp32", "x": "*fp32", "weights": "*fp32", "DEPTH": 32}
 LATENT = {"DK": 576, "DK_MAIN": 512, "DK_REST": 64, "DV": 512, "DV_BLOCK": 512, "HEADS": 16, "QUERIES": 1, "KEYS": 16}
 KERNELS = {
     "attend": (paged_kernels.attend_kernel, ATTEND),
@@ -74,6 +80,9 @@ KERNELS = {
     "norm": (layer_kernels.norm_kernel, NORM),
     "gated": (layer_kernels.gated_kernel, GATED),
     "rotate": (layer_kernels.rotate_kernel, ROTATE),
+    "grouped": (layer_kernels.grouped_kernel, GROUPED),
+    "grouped, few rows": (layer_kernels.grouped_kernel, {**GROUPED, "ROWS": 16}),
+    "grouped, float32": (layer_kernels.grouped_kernel, {**GROUPED, **WIDE}),
 }
 
 

@@ -82,3 +82,15 @@ def test_threads_of_the_engines_process_wait_without_spinning(monkeypatch):
     monkeypatch.setenv("KMP_BLOCKTIME", "5")
     environment = child_environment()
     assert {name: environment[name] for name in PASSIVE} == {**PASSIVE, "KMP_BLOCKTIME": "5"}
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_operators_allocator_settings_take_precedence(name, monkeypatch):
+    """torch reads the second name, which is older, only if the first is not set."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for each in names:
+        monkeypatch.delenv(each, raising=False)
+    assert child_environment()["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    monkeypatch.setenv(name, "max_split_size_mb:64")
+    environment = child_environment()
+    assert {each: environment[each] for each in names if each in environment} == {name: "max_split_size_mb:64"}

@@ -37,6 +37,7 @@ from agent_server.generation.multimodal.multimodal import Readers
 from agent_server.generation.own_caches.delta_rule import install_fast_delta_rule
 from agent_server.generation.own_caches.fallback import CachedRunner, Unservable
 from agent_server.generation.own_caches.families.family_patches import apply_patches
+from agent_server.generation.own_caches.kernel_packages import missing_packages, use_torch_functions
 from agent_server.generation.own_caches.own_caches import CachesMemory
 from agent_server.generation.own_caches.selective_scan import continue_scans
 from agent_server.generation.recorded.flat import Forward, Recording, Rewrite, flatten, rewrite_around_products
@@ -132,6 +133,7 @@ def _cached_runner(
 ) -> tuple[CachedRunner, str]:
     """Return a runner on the model's own caches, as many as fit into memory, and a note on how sequences are run."""
     name = config.name or config.model
+    use_torch_functions(model)
     install_fast_delta_rule(model)
     install_single_query_attention(model)
     continue_scans(model)
@@ -142,6 +144,8 @@ def _cached_runner(
         raise EngineError("unavailable", f"{name} cannot be served: {fault}.") from fault
     note = f"{BATCHING[runner.together]}: {'; '.join(filter(None, (why, reason)))}"
     slow.append(f"{name} is decoded {note}.")
+    if missing := missing_packages(model):
+        slow.append(f"{name} is slower without the kernels of these packages: pip install {' '.join(missing)}.")
     _quantise(config, model)
     per_token, per_sequence = cache_bytes(runner)
     state = state_tokens(per_token, per_sequence)

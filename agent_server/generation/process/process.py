@@ -35,6 +35,8 @@ PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME":
 """Makes torch's threads sleep while they wait for each other at the end of an operation. Spinning threads would take
 cores from the one they wait for whenever the machine has other work. Read by the OpenMP libraries when torch is
 imported."""
+ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""Makes torch's CUDA allocator extend its segments, so that less memory is lost between tensors of different sizes."""
 JSON = 1
 """MessagePack's extension type for a value that is encoded as JSON."""
 
@@ -169,9 +171,12 @@ def _spawn(descriptor: int, level: int) -> subprocess.Popen[bytes]:
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment and search path, with PASSIVE as defaults."""
+    """Return this process's environment and search path, with PASSIVE and ALLOCATOR as defaults."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    return {**PASSIVE, **os.environ, "PYTHONPATH": path}
+    defaults = dict(PASSIVE)
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name, which the newer one would override
+        defaults |= ALLOCATOR
+    return {**defaults, **os.environ, "PYTHONPATH": path}
 
 
 # the child

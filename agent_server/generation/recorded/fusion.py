@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from agent_server.generation.recorded.kernels.layers import add_rms_norm, gated, rms_norm, rotate
+from agent_server.generation.recorded.kernels.layers import add_rms_norm, gated, grouped_product, rms_norm, rotate
 from agent_server.generation.recorded.rewrites import (
     aten,
     call_like,
@@ -50,6 +50,7 @@ def fuse(graph: Graph, constants: dict[str, Tensor]) -> None:
     fuse_rotations(graph)
     fuse_gates(graph)
     fuse_residuals(graph)
+    group_products(graph)
     graph.eliminate_dead_code()
 
 
@@ -152,3 +153,21 @@ def fuse_residuals(graph: Graph) -> None:
         graph.erase_node(norms[0])
         node.replace_all_uses_with(total)
     graph.eliminate_dead_code()
+
+
+# experts
+
+GROUPED_PRODUCTS = "aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"
+"""The second is registered by transformers when it imports its experts."""
+
+
+def group_products(graph: Graph) -> None:
+    """Multiply the tokens of each expert by its matrix with a kernel that reads the numbers of tokens on the device.
+    torch copies them to the host and waits, except for bfloat16 on Hopper and Blackwell, where it has such a kernel."""
+    for node in graph.nodes:
+        product = node.meta.get("val")
+        if str(node.target) not in GROUPED_PRODUCTS or not isinstance(product, Tensor):
+            continue
+        major = torch.cuda.get_device_capability(product.device)[0] if product.is_cuda else 0
+        if product.dtype != torch.bfloat16 or major not in (9, 10):
+            node.target, node.args, node.kwargs = grouped_product, node.args[:3], {}

@@ -187,3 +187,39 @@ def test_gates_are_torchs_own(gelu, monkeypatch):
     gate, up = joined.chunk(2, -1)
     active = torch.nn.functional.gelu(gate, approximate="tanh") if gelu else torch.nn.functional.silu(gate)
     assert torch.allclose(layers.gated(joined, gelu), active * up, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
+def test_experts_are_multiplied_without_waiting(family, dtype):
+    """Matrices that are stored as they are multiplied (gpt-oss, with a bias), and transposed."""
+    model = make_model(family, num_hidden_layers=1).to(dtype)
+    fit(model)
+    flat, graph = fused(model)
+    assert targets(graph).count(layers.grouped_product) == 2
+    assert not [target for target in targets(graph) if "grouped_mm" in str(target)]
+    assert agrees(model, flat, 1e-5 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.parametrize("on_hopper", [False, True])
+def test_torchs_own_grouped_product_is_used_where_it_reads_sizes_on_the_device(on_hopper, monkeypatch):
+    model = make_model("qwen3-moe", num_hidden_layers=1).to(torch.bfloat16)
+    fit(model)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0) if on_hopper else (8, 9))
+    _, graph = fused(model)
+    assert targets(graph).count(layers.grouped_product) == (0 if on_hopper else 2)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[1], [0, 3, 0], [16, 17, 1], [0, 0, 130, 5], [1] * 9, [200, 0, 0, 0, 3]], ids=lambda sizes: str(sizes)
+)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_each_group_gets_its_own_matrix(sizes, transposed):
+    """Groups without rows, with one, with more than a tile, and a number of groups that is no power of two."""
+    torch.manual_seed(3)
+    x = torch.randn(sum(sizes), 2 * 70)[:, :70]
+    weights = torch.randn(len(sizes), 100, 70).transpose(1, 2) if transposed else torch.randn(len(sizes), 70, 100)
+    ends = torch.tensor(sizes).cumsum(0).to(torch.int32)
+    wanted = torch.cat([part @ weight for part, weight in zip(x.split(sizes), weights, strict=True)])
+    assert torch.allclose(layers.grouped_product(x, weights, ends), wanted, rtol=1e-5, atol=1e-5)

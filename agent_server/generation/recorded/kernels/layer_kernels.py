@@ -118,3 +118,49 @@ def rotate_kernel(
     cos = tl.load(cosine + token * angle_token + column, mask=inside, other=0.0).to(tl.float32)
     sin = tl.load(sine + token * angle_token + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(to + column, (x * cos + y * sin).to(q_out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def grouped_kernel(
+    out: tl.tensor,  # [rows, width]
+    x: tl.tensor,  # [rows, depth], the rows of each group together
+    weights: tl.tensor,  # [groups, depth, width]
+    ends: tl.tensor,  # [groups]: where each group's rows end
+    groups: int,
+    depth: int,
+    width: int,
+    x_row: int,  # strides
+    weights_group: int,
+    weights_depth: int,
+    weights_width: int,
+    GROUPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+) -> None:
+    """Multiply each group's rows by its own matrix. Grid: `(tiles, column blocks)`. The number of tiles is a bound that
+    the host knows without the sizes of the groups; programs beyond the last tile return."""
+    group = tl.arange(0, GROUPS)
+    end = tl.load(ends + group, mask=group < groups, other=0)
+    begin = tl.load(ends + group - 1, mask=(group > 0) & (group < groups), other=0)
+    tiles = (end - begin + ROWS - 1) // ROWS
+    tiles_end = tl.cumsum(tiles, 0)
+    tile = tl.program_id(0)
+    own = tl.sum((tiles_end <= tile).to(tl.int32), 0)
+    if own >= groups:
+        return
+    own_first = tl.sum(tl.where(group == own, begin + (tile - tiles_end + tiles) * ROWS, 0), 0)
+    own_end = tl.sum(tl.where(group == own, end, 0), 0)
+    row = (own_first + tl.arange(0, ROWS)).to(tl.int64)
+    real = row < own_end
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < width
+    matrix = weights + own.to(tl.int64) * weights_group + column[None, :] * weights_width
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, depth, DEPTH):
+        at = start + tl.arange(0, DEPTH)
+        left = tl.load(x + row[:, None] * x_row + at[None, :], mask=real[:, None] & (at < depth)[None, :], other=0.0)
+        right = tl.load(matrix + at[:, None] * weights_depth, mask=(at < depth)[:, None] & inside[None, :], other=0.0)
+        total = tl.dot(left, right, total, input_precision="ieee")
+    where = out + row[:, None] * width + column[None, :]
+    tl.store(where, total.to(out.dtype.element_ty), mask=real[:, None] & inside[None, :])

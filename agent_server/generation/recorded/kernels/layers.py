@@ -1,14 +1,23 @@
-"""Launch the kernels of `layer_kernels.py`: a layer's norms, residuals, rotations and gates, one launch each."""
+"""Launch the kernels of `layer_kernels.py`: a layer's norms, residuals, rotations, gates and products of experts."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from agent_server.generation.recorded.kernels.layer_kernels import gated_kernel, norm_kernel, rotate_kernel
+from agent_server.generation.recorded.kernels.layer_kernels import (
+    gated_kernel,
+    grouped_kernel,
+    norm_kernel,
+    rotate_kernel,
+)
 from agent_server.generation.recorded.rewrites import Norm
 
 BLOCK = 1024
+LEAST_ROWS, MOST_ROWS = 16, 64
+"""Rows of a tile of a grouped product: at least what `tl.dot` takes."""
+COLUMNS, DEPTH_BYTES = 64, 128
+"""Columns of such a tile, and how much of a row is multiplied at once."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, norm: Norm) -> Tensor:
@@ -69,6 +78,21 @@ def rotate(
         num_warps=1,
     )  # fmt: skip
     return q_out, k_out
+
+
+def grouped_product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Multiply each group's rows of `x` `[rows, depth]` by its own matrix of `weights` `[groups, depth, width]`,
+    without copying the sizes of the groups to the host. ends: int32, where each group's rows end. Rows after the last
+    end are undefined."""
+    rows, (groups, depth, width) = _matrix(x), weights.shape
+    out = torch.empty(len(rows), width, dtype=x.dtype, device=x.device)
+    tile = min(MOST_ROWS, max(LEAST_ROWS, _power_of_two(-(-len(rows) // groups))))
+    tiles = len(rows) // tile + min(groups, len(rows))
+    grouped_kernel[(tiles, -(-width // COLUMNS))](
+        out, rows, weights, ends, groups, depth, width, rows.stride(0), *weights.stride(),
+        GROUPS=_power_of_two(groups), ROWS=tile, COLUMNS=COLUMNS, DEPTH=DEPTH_BYTES // x.element_size(), num_warps=4,
+    )  # fmt: skip
+    return out
 
 
 def _matrix(tensor: Tensor) -> Tensor:
