@@ -55,8 +55,8 @@ def model_list(cards: Iterable[ModelCard]) -> bytes:
     return json_bytes({"object": "list", "data": [model_object(card) for card in cards]})
 
 
-def no_such_model() -> RequestError:
-    message = "There is no such model. GET /v1/models lists the available models."
+def no_such_model(name: str) -> RequestError:
+    message = f"There is no model {name[:100]!r}. GET /v1/models lists the available models."
     return RequestError("not_found", message, param="model", code="model_not_found")
 
 
@@ -64,7 +64,7 @@ def one_model(cards: Iterable[ModelCard], name: str) -> bytes:
     """Encode one model. Raises RequestError("not_found")."""
     card = next((card for card in cards if card.id == name), None)
     if card is None:
-        raise no_such_model()
+        raise no_such_model(name)
     return json_bytes(model_object(card))
 
 
@@ -91,5 +91,5 @@ def one_model_info(cards: Sequence[ModelCard], name: str) -> bytes:
     """Encode one model in Anthropic's form. Raises RequestError("not_found")."""
     card = next((card for card in cards if card.id == name), None)
     if card is None:
-        raise no_such_model()
+        raise no_such_model(name)
     return json_bytes(model_info(card))

@@ -424,7 +424,7 @@ def show_body(cards: Iterable[ModelCard], name: str) -> bytes:
     """Encode `POST /api/show`. Raises RequestError("not_found")."""
     card = next((card for card in cards if card.id == name), None)
     if card is None:
-        raise no_such_model()
+        raise no_such_model(name)
     chats = not {"embeddings", "rerank", "transcription"} & card.capabilities.keys()
     kinds = ["completion"] if chats else ["embedding"] if "embeddings" in card.capabilities else []
     kinds += [ollama_name for capability, ollama_name in CAPABILITIES.items() if card.capabilities.get(capability)]

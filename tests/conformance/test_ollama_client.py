@@ -113,7 +113,7 @@ async def test_models_are_listed_and_described(client: AsyncClient) -> None:
     shown = await client.show(model.model or "")
     assert {"completion", "tools"} <= set(shown.capabilities or ())
     assert (await client.ps()).models[0].model == model.model
-    with pytest.raises(ResponseError, match="no such model") as caught:
+    with pytest.raises(ResponseError, match="There is no model 'other'") as caught:
         await client.show("other")
     assert caught.value.status_code == 404
 

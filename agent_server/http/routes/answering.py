@@ -70,7 +70,7 @@ def agent_for(server: Server, model: str | None) -> str:
         return "default"
     if model in server.agents:
         return str(model)
-    raise no_such_model()
+    raise no_such_model(model)
 
 
 class NamedModel(Protocol):
@@ -95,7 +95,7 @@ def select_auxiliary(
         return auxiliary
     if model in (server.model.name, *server.models, *server.agents):
         raise RequestError("invalid_request", f"{model} is a chat model and {instead}. Use {auxiliary.name}.", "model")
-    raise no_such_model()
+    raise no_such_model(model)
 
 
 class ServerToolNames(Container[str]):
