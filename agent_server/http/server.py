@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("agent_server")
 BUNDLED = Path(__file__).parents[1] / "models" / "demo"
 BUNDLED_NAME = "agent-server-demo"
-READS = 4
-"""Requests that may read stored content of any length at once: a database elsewhere answers within milliseconds, and
-encoding 3.5 MB takes about 3 ms of the event loop."""
+READS = 1
+"""Requests that may read stored content of any length at once: decoding and encoding 3.5 MB takes about 7 ms, and with
+four at once another tenant's slowest requests took two to three times as long."""
 ERASURE_PAUSE_SECONDS = 5.0
 
 
