@@ -52,6 +52,7 @@ from agent_server.generation.multimodal.multimodal import Multimodal, Readers
 from agent_server.generation.multimodal.picture_reader import load_picture_reader
 from agent_server.generation.multimodal.sound_reader import load_sound_reader
 from agent_server.generation.sampling.fused_sampler import FusedSampler, make_sampler
+from agent_server.generation.sampling.sampler import Sampler
 from agent_server.generation.scheduling.messages import EngineConfig
 from agent_server.generation.scheduling.pages import PagedMemory
 from agent_server.generation.scheduling.scheduler import Scheduler
@@ -234,21 +235,8 @@ def assemble(
     device = indexed(device)
     model = InnerTextModel(model) if has_vision(model) or has_audio(model) else model
     text = model.config.get_text_config()
-    threads = None
-    if config.threads or (device.type == "cpu" and is_small(model)):
-        # A small model uses one thread: its operations end before a second thread has started, and waiting for that
-        # thread costs more than it saves, especially on a machine with other work.
-        torch.set_num_threads(config.threads or 1)
-    elif device.type == "cpu":
-        threads = ThreadChoice(torch.get_num_threads())
-    longest: int = getattr(text, "max_position_embeddings", None) or 0
-    if longest and config.max_context > longest:
-        raise EngineError(
-            "unavailable",
-            f"--max-context {config.max_context} is more than the {longest} tokens that the model is made for "
-            "(max_position_embeddings in its config.json); give at most that.",
-        )
-    context = config.max_context or longest or DEFAULT_CONTEXT
+    threads = _choose_threads(config, model, device)
+    context = _context_length(config, getattr(text, "max_position_embeddings", None) or 0)
     vocabulary = TokenizerVocabulary(files.tokenizer)
     sampler = make_sampler(config.max_batch, text.vocab_size, device, slow)
     budget = config.step_tokens or (CUDA_STEP_TOKENS if device.type == "cuda" else STEP_TOKENS)
@@ -279,20 +267,7 @@ def assemble(
         chunk_tokens=config.chunk_tokens,
     )
     if packed is not None and config.cuda_graphs and packed.capturable:
-
-        def on_progress(share: float) -> None:
-            report(EngineStatus(state="loading", progress=0.95 + 0.05 * share, message="graphs"))
-
-        packed.capture(
-            sampler.last,
-            context,
-            on_progress,
-            slow,
-            chunk_tokens=config.chunk_tokens,
-            step_tokens=scheduler.step_tokens,
-        )
-        # Chunks get the size of the captured ones.
-        scheduler.chunk_tokens = packed.graphs.chunk_tokens if packed.graphs is not None else config.chunk_tokens
+        _capture_steps(config, packed, scheduler, sampler, context, report, slow)
     compiler = (make_compiler or _compiler)(files, text.vocab_size)
     defaults = defaults_of(model, files.stop_token_ids)
     speculative_tokens = config.num_speculative_tokens or (DRAFT_TOKENS if config.draft else 0)
@@ -333,6 +308,47 @@ def assemble(
     for sentence in slow:
         logger.warning("%s", sentence)
     return core, info
+
+
+def _choose_threads(config: EngineConfig, model: PreTrainedModel, device: torch.device) -> ThreadChoice | None:
+    """Set the number of torch's threads, or return what chooses it while the model runs."""
+    if config.threads or (device.type == "cpu" and is_small(model)):
+        # A small model uses one thread: its operations end before a second thread has started, and waiting for that
+        # thread costs more than it saves, especially on a machine with other work.
+        torch.set_num_threads(config.threads or 1)
+        return None
+    return ThreadChoice(torch.get_num_threads()) if device.type == "cpu" else None
+
+
+def _context_length(config: EngineConfig, longest: int) -> int:
+    """Return the tokens of a conversation. longest: what the model is made for, 0 if that is not known. Raises
+    EngineError."""
+    if longest and config.max_context > longest:
+        raise EngineError(
+            "unavailable",
+            f"--max-context {config.max_context} is more than the {longest} tokens that the model is made for "
+            "(max_position_embeddings in its config.json); give at most that.",
+        )
+    return config.max_context or longest or DEFAULT_CONTEXT
+
+
+def _capture_steps(
+    config: EngineConfig,
+    runner: PackedRunner,
+    scheduler: Scheduler,
+    sampler: Sampler,
+    context: int,
+    report: Report,
+    slow: list[str],
+) -> None:
+    """Capture the runner's steps in CUDA graphs. Chunks of prompts get the size of the captured ones."""
+
+    def on_progress(share: float) -> None:
+        report(EngineStatus(state="loading", progress=0.95 + 0.05 * share, message="graphs"))
+
+    chunk_tokens, step_tokens = config.chunk_tokens, scheduler.step_tokens
+    runner.capture(sampler.last, context, on_progress, slow, chunk_tokens=chunk_tokens, step_tokens=step_tokens)
+    scheduler.chunk_tokens = runner.graphs.chunk_tokens if runner.graphs is not None else chunk_tokens
 
 
 def _multimodal(
