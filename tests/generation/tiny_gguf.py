@@ -46,10 +46,11 @@ _WRITE = {
 
 
 def write_gguf(
-    path, family="qwen3", kind=None, *, architecture=None, metadata=(), tensors=(), without=(), spoilt="", **changes
-):
+    path, family="qwen3", kind=None, *, architecture=None, metadata=(), tensors=(), without=(), spoilt="", kinds=None,
+    **changes,
+):  # fmt: skip
     """Write a file, and return the float32 model that it means: one with the file's rounded weights. architecture: if
-    not that of the family."""
+    not that of the family. kinds: formats of single tensors, by their names in the file."""
     model = make_model(family, **{"hidden_size": 64, **CHANGES.get(family, {}), **changes})
     config, architecture = model.config, architecture or ARCHITECTURES[family]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
@@ -66,7 +67,7 @@ def write_gguf(
         if name in without or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
         for own, values, put in _tensors(family, config, names, name, tensor):
-            put(_write(writer, own, values, kind))
+            put(_write(writer, own, values, (kinds or {}).get(own, kind)))
     for name, values in tensors:
         writer.add_tensor(name, np.asarray(values, np.float32))
     writer.write_header_to_file()

@@ -67,7 +67,9 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
     "ggml_row_size": (ctypes.c_size_t, ctypes.c_int, ctypes.c_int64),
     "ggml_new_tensor_1d": (_Pointer, _Pointer, ctypes.c_int, ctypes.c_int64),
     "ggml_new_tensor_2d": (_Pointer, _Pointer, ctypes.c_int, ctypes.c_int64, ctypes.c_int64),
+    "ggml_new_tensor_3d": (_Pointer, _Pointer, ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),
     "ggml_mul_mat": (_Pointer, _Pointer, _Pointer, _Pointer),
+    "ggml_mul_mat_id": (_Pointer, _Pointer, _Pointer, _Pointer, _Pointer),
     "ggml_get_rows": (_Pointer, _Pointer, _Pointer, _Pointer),
     "ggml_new_graph_custom": (_Pointer, _Pointer, ctypes.c_size_t, ctypes.c_bool),
     "ggml_build_forward_expand": (None, _Pointer, _Pointer),
@@ -140,9 +142,9 @@ class Ggml:
         self.functions.ggml_backend_tensor_alloc(self._memory, tensor, data.data_ptr())
         return tensor
 
-    def interleave(self, tensor: int, data: Tensor, columns: int) -> int | None:
-        """Copy a matrix to memory in which products of several rows are faster, for the caller to free. Return None,
-        with the tensor unusable, if ggml has no such product for its format and size here."""
+    def interleave(self, tensor: int, data: Tensor, columns: int, experts: int) -> int | None:
+        """Copy a matrix, or those of `experts`, to memory in which products of several rows are faster, for the caller
+        to free. Return None, with the tensor unusable, if ggml has no such product for its format and size here."""
         if self._interleaved is None:
             return None
         functions = self.functions
@@ -151,8 +153,12 @@ class Ggml:
         functions.ggml_backend_tensor_alloc(memory, tensor, functions.ggml_backend_buffer_get_base(memory))
         with self._lock:
             functions.ggml_reset(self._context)
-            rows = functions.ggml_new_tensor_2d(self._context, _FLOAT32, columns, 1)
-            product = functions.ggml_mul_mat(self._context, tensor, rows)
+            rows = functions.ggml_new_tensor_3d(self._context, _FLOAT32, columns, 1, 1)
+            if experts:
+                chosen = functions.ggml_new_tensor_2d(self._context, _INT32, 1, 1)
+                product = functions.ggml_mul_mat_id(self._context, tensor, rows, chosen)
+            else:
+                product = functions.ggml_mul_mat(self._context, tensor, rows)
             supported = functions.ggml_backend_dev_supports_op(self._device, product)
         if not supported:
             functions.ggml_backend_buffer_free(memory)
@@ -167,6 +173,18 @@ class Ggml:
             rows = self.functions.ggml_new_tensor_2d(self._context, _FLOAT32, inputs.shape[1], inputs.shape[0])
             self.place(rows, inputs)
             self._compute(self.functions.ggml_mul_mat(self._context, matrix, rows), outputs)
+
+    def multiply_chosen(self, matrices: int, inputs: Tensor, ids: Tensor, outputs: Tensor) -> None:
+        """inputs: `[tokens, chosen or 1, in]`, ids: `[tokens, chosen]`, int32, outputs: `[tokens, chosen, out]`. All
+        are contiguous, and the numbers float32."""
+        with self._lock:
+            self.functions.ggml_reset(self._context)
+            tokens, each, columns = inputs.shape
+            rows = self.functions.ggml_new_tensor_3d(self._context, _FLOAT32, columns, each, tokens)
+            self.place(rows, inputs)
+            chosen = self.functions.ggml_new_tensor_2d(self._context, _INT32, ids.shape[1], tokens)
+            self.place(chosen, ids)
+            self._compute(self.functions.ggml_mul_mat_id(self._context, matrices, rows, chosen), outputs)
 
     def unpack(self, matrix: int, ids: Tensor, outputs: Tensor) -> None:
         """Write the values of some rows. ids: `[rows]`, int32; outputs: `[rows, in]`, float32; both contiguous."""
@@ -185,14 +203,15 @@ class Ggml:
             raise RuntimeError(f"ggml could not compute a product (status {status}).")
 
 
-class BlockMatrix:
-    """A matrix in the blocks of a GGUF file. rows: the file's bytes, `[out, bytes]`, which it keeps.
+class _Blocks:
+    """One or several matrices in the blocks of a GGUF file, whose bytes it keeps.
 
-    copied: whether products use a copy in another order, so that the file's bytes are only read by `values`.
+    copied: whether products use a copy in another order, so that the file's bytes are not read by them.
     """
 
-    def __init__(self, library: Ggml, rows: Tensor, kind: str, columns: int, *, multiplied: bool = True) -> None:
-        self.shape = (len(rows), columns)
+    def __init__(
+        self, library: Ggml, rows: Tensor, kind: str, columns: int, *, experts: int = 0, multiplied: bool = True
+    ) -> None:
         self._library, self._rows = library, rows.contiguous()
         functions, number = library.functions, gguf.GGMLQuantizationType[kind].value
         if rows.shape[1] != functions.ggml_row_size(number, columns):
@@ -200,15 +219,28 @@ class BlockMatrix:
         size = 2 * functions.ggml_tensor_overhead() + _ALIGNMENT
         context = functions.ggml_init(_InitParams(size, None, True))
         weakref.finalize(self, functions.ggml_free, context)
-        self._tensor = functions.ggml_new_tensor_2d(context, number, columns, len(rows))
-        library.place(self._tensor, self._rows)
-        self._factor = functions.ggml_new_tensor_2d(context, number, columns, len(rows))
-        memory = library.interleave(self._factor, self._rows, columns) if multiplied else None
+
+        def new_tensor() -> int:
+            if experts:
+                return int(functions.ggml_new_tensor_3d(context, number, columns, len(rows) // experts, experts))
+            return int(functions.ggml_new_tensor_2d(context, number, columns, len(rows)))
+
+        self._tensor = library.place(new_tensor(), self._rows)
+        self._factor = new_tensor()
+        memory = library.interleave(self._factor, self._rows, columns, experts) if multiplied else None
         self.copied = memory is not None
         if self.copied:
             weakref.finalize(self, functions.ggml_backend_buffer_free, memory)
         else:
             self._factor = self._tensor
+
+
+class BlockMatrix(_Blocks):
+    """A matrix in blocks. rows: the file's bytes, `[out, bytes]`."""
+
+    def __init__(self, library: Ggml, rows: Tensor, kind: str, columns: int, *, multiplied: bool = True) -> None:
+        super().__init__(library, rows, kind, columns, multiplied=multiplied)
+        self.shape = (len(rows), columns)
 
     def multiply(self, inputs: Tensor) -> Tensor:
         """`[rows, in]` → `[rows, out]`, in float32."""
@@ -224,4 +256,21 @@ class BlockMatrix:
         outputs = torch.empty(len(ids), self.shape[1])
         if len(ids):
             self._library.unpack(self._tensor, ids, outputs)
+        return outputs
+
+
+class ExpertMatrices(_Blocks):
+    """A matrix of each expert, in blocks. rows: the file's bytes, `[experts * out, bytes]`."""
+
+    def __init__(self, library: Ggml, rows: Tensor, kind: str, columns: int, experts: int) -> None:
+        super().__init__(library, rows, kind, columns, experts=experts)
+        self.shape = (experts, len(rows) // experts, columns)
+
+    def multiply(self, inputs: Tensor, ids: Tensor) -> Tensor:
+        """Multiply by the matrices of the chosen experts: `[tokens, chosen or 1, in]` and `[tokens, chosen]` →
+        `[tokens, chosen, out]`, in float32."""
+        inputs, ids = inputs.float().contiguous(), ids.int().contiguous()
+        outputs = inputs.new_empty(*ids.shape, self.shape[1])
+        if len(inputs):
+            self._library.multiply_chosen(self._factor, inputs, ids, outputs)
         return outputs

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from agent_server.generation.recorded.flat import Recording, flatten, rewrite_ar
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from agent_server.generation.loading.ggml import BlockMatrix  # of the extra gguf
+    from agent_server.generation.loading.ggml import BlockMatrix, ExpertMatrices  # of the extra gguf
 
 
 class BlockLinear(ReplacementLinear):
@@ -56,7 +58,7 @@ class BlockEmbedding(nn.Module):
         embedding.weight = nn.Parameter(torch.empty(0, embedding.embedding_dim, dtype=dtype), requires_grad=False)
         self.num_embeddings, self.embedding_dim = matrix.shape
         self.matrix, self.dtype = matrix, dtype
-        self.rows_in_blocks = self.num_embeddings * self.embedding_dim
+        self.weights_in_blocks = self.num_embeddings * self.embedding_dim
         self.register_buffer("marker", None, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -67,6 +69,58 @@ class BlockEmbedding(nn.Module):
         places = torch.arange(len(weight)).view(ids.shape)
         outputs: Tensor = torch.func.functional_call(self.embedding, {"weight": weight}, (places,))
         return outputs
+
+
+class BlockExperts(nn.Module):
+    """Experts with matrices in blocks. experts: the layer without its matrices, for its activation."""
+
+    def __init__(self, experts: Any, gate: ExpertMatrices, up: ExpertMatrices, down: ExpertMatrices) -> None:
+        super().__init__()
+        self.experts: Any = experts
+        self.gate, self.up, self.down = gate, up, down
+        experts.gate_up_proj = experts.down_proj = None
+        self.weights_in_blocks = sum(math.prod(matrices.shape) for matrices in (gate, up, down))
+        _LAYERS[id(self)] = self
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        outputs: Tensor = torch.ops.agent_server.block_experts(hidden_states, top_k_index, top_k_weights, id(self))
+        return outputs
+
+    def compute(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """`[tokens, size]`, the chosen experts `[tokens, chosen]` and their weights → `[tokens, size]`."""
+        experts, inputs = self.experts, hidden_states[:, None]
+        both = [part.multiply(inputs, top_k_index) for part in (self.gate, self.up)]
+        gate_and_up = torch.cat(both, -1) if experts.is_concatenated else torch.stack(both, -1).flatten(-2)
+        if experts.has_bias:
+            gate_and_up = gate_and_up + experts.gate_up_proj_bias[top_k_index]
+        outputs: Tensor = self.down.multiply(experts._apply_gate(gate_and_up), top_k_index)
+        if experts.has_bias:
+            outputs = outputs + experts.down_proj_bias[top_k_index]
+        return (outputs * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)
+
+
+_LAYERS: WeakValueDictionary[int, BlockExperts] = WeakValueDictionary()
+
+
+@torch.library.custom_op("agent_server::block_experts", mutates_args=())
+def _block_experts(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, layer: int) -> Tensor:
+    """Compute a layer of experts by its id. As an operation of its own it can be part of a recording."""
+    return _LAYERS[layer].compute(hidden_states, top_k_index, top_k_weights)
+
+
+@_block_experts.register_fake
+def _(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, layer: int) -> Tensor:
+    return torch.empty_like(hidden_states)
+
+
+def takes_blocks(experts: Any, part: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a layer of experts computes what `BlockExperts` does (transformers/integrations/moe.py), with a
+    matrix of this shape, `[experts, out, in]`. part: gate, up or down."""
+    if not getattr(experts, "has_gate", False) or experts.has_post_expert_norm:
+        return False
+    own = experts.down_proj if part == "down" else experts.gate_up_proj
+    count, rows, columns = (own.mT if experts.is_transposed else own).shape
+    return shape == (count, rows if part == "down" else rows // 2, columns)
 
 
 def has_blocks(model: PreTrainedModel) -> bool:

@@ -11,6 +11,7 @@ import copy
 import logging
 import math
 import mmap
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,11 +23,12 @@ import transformers
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers.initialization import no_init_weights
+from transformers.modeling_gguf_pytorch_utils import MiniMaxM2TensorProcessor, Qwen2MoeTensorProcessor
 
-from agent_server.generation.checkpoints.gguf_families import tensor_processor
+from agent_server.generation.checkpoints.gguf_families import GptOssTensors, tensor_processor
 from agent_server.generation.checkpoints.gguf_model import PLAIN, alone, tensors
-from agent_server.generation.loading.ggml import FORMATS, BlockMatrix, ggml
-from agent_server.generation.loading.gguf_blocks import BlockEmbedding, BlockLinear
+from agent_server.generation.loading.ggml import FORMATS, BlockMatrix, ExpertMatrices, Ggml, ggml
+from agent_server.generation.loading.gguf_blocks import BlockEmbedding, BlockExperts, BlockLinear, takes_blocks
 from agent_server.model_files.gguf_files import GgufFile
 from agent_server.model_files.gguf_header import TensorPlace
 
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("agent_server.generation")
 WHOLE_ALONE = frozenset({"qwen35", "qwen35moe"})
 """Architectures without a table of names in transformers, whose loader then loads the file, unpacked."""
+SPLIT_EXPERTS = (Qwen2MoeTensorProcessor, MiniMaxM2TensorProcessor, GptOssTensors)
+"""The arrangements in which a file has the gate, up and down matrices of a layer's experts as three tensors."""
+_EXPERTS = re.compile(r"(?P<layer>blk\.\d+)\.ffn_(?P<part>gate|up|down)_exps\.weight")
 SCALED_FREQUENCIES = "rope_freqs.weight"
 """The divisor of each frequency (Llama 3.1 and later); no architecture's table has it."""
 SAMPLING = {
@@ -55,6 +60,18 @@ def keeps_blocks(file: GgufFile, device: torch.device) -> bool:
     possible = device.type == "cpu" and file.architecture not in WHOLE_ALONE
     formats = {place.kind for place in file.tensors.values() if len(place.shape) == 2}
     return possible and not formats.isdisjoint(FORMATS) and ggml() is not None
+
+
+def experts_in_blocks(file: GgufFile) -> set[str]:
+    """Return the names of the tensors of experts that keep their blocks where other matrices do. The rest is unpacked:
+    experts whose gate and up are one tensor in the file (Gemma 4), and those with a matrix in another format."""
+    if not issubclass(tensor_processor(file), SPLIT_EXPERTS):
+        return set()
+    layers: dict[str, set[str]] = {}
+    for name, place in file.tensors.items():
+        if (match := _EXPERTS.fullmatch(name)) and place.kind in FORMATS:
+            layers.setdefault(match["layer"], set()).add(name)
+    return set().union(*(names for names in layers.values() if len(names) == 3))
 
 
 def load_gguf(
@@ -123,6 +140,9 @@ class _Loader:
         self.not_finite: list[str] = []
         self.block_weights: Counter[str] = Counter()
         """The number of weights that stay in blocks, by format."""
+        self.experts_in_blocks = experts_in_blocks(file)
+        self.experts: dict[str, dict[str, ExpertMatrices]] = {}
+        """The matrices of each layer of experts, by the layer's name."""
 
     def run(self, watched: Callable[[Iterable[Any]], Iterable[Any]]) -> Loading:
         unexpected: list[str] = []
@@ -154,6 +174,9 @@ class _Loader:
                     mapped.madvise(mmap.MADV_DONTNEED, start, size)
         for own, tensor in gathered["tensors"].items():
             self._put(own, tensor)
+        for path, matrices in self.experts.items():
+            module = self.model.get_submodule(path)
+            self._replace(module, BlockExperts(module, **matrices))
         if self.tied and self.model.get_input_embeddings() is self.embedding:
             self.head.weight = self.embedding.weight
         if self.block_weights:
@@ -167,9 +190,11 @@ class _Loader:
             "not_finite_keys": self.not_finite,
         }  # fmt: skip
 
-    def _put_blocks(self, name: str, place: TensorPlace, raw: Tensor) -> BlockMatrix | None:
+    def _put_blocks(self, name: str, place: TensorPlace, raw: Tensor) -> BlockMatrix | ExpertMatrices | None:
         """Install a matrix in the file's blocks and return it, if its layer supports that."""
         own, library = self.names.get(name, ""), ggml()
+        if self.blocks and library is not None and name in self.experts_in_blocks:
+            return self._put_experts(library, name, place, raw)
         if not self.blocks or library is None or place.kind not in FORMATS or not own.endswith(".weight"):
             return None
         module = self.model.get_submodule(own.removesuffix(".weight"))
@@ -191,6 +216,21 @@ class _Loader:
                 self._replace(self.head, BlockLinear(self.head, matrix))
         self.block_weights[place.kind] += place.shape[0] * place.shape[1]
         return matrix
+
+    def _put_experts(self, library: Ggml, name: str, place: TensorPlace, raw: Tensor) -> ExpertMatrices | None:
+        """Read one matrix of each expert. Their layer is replaced when all of the file is read."""
+        own = self.names.get(name.removesuffix(".weight"), "")
+        path, part = own.rpartition(".")[0], name.removesuffix("_exps.weight").rpartition("_")[2]
+        module = self.model.get_submodule(path)
+        if not takes_blocks(module, part, place.shape):
+            return None
+        experts, out, columns = place.shape
+        matrices = ExpertMatrices(library, raw.view(experts * out, -1), place.kind, columns, experts)
+        if not matrices.multiply(torch.ones(1, 1, columns), torch.arange(experts)[None]).isfinite().all():
+            self.not_finite.append(own)
+        self.block_weights[place.kind] += experts * out * columns
+        self.experts.setdefault(path, {})[part] = matrices
+        return matrices
 
     def _order(self, name: str, rows: int) -> Tensor | slice | None:
         """Return the order in which the processor arranges a matrix's rows; None if it changes the matrix otherwise."""

@@ -114,8 +114,8 @@ def parameter_count(model: Any) -> int:
     count: int = sum(parameter.numel() for parameter in model.parameters())
     last: Any = getattr(model, "get_output_embeddings", lambda: None)()  # an inner text model has none
     copied = isinstance(last, ReplacementLinear) and model.config.get_text_config().tie_word_embeddings
-    rows = sum(getattr(module, "rows_in_blocks", 0) for module in model.modules())
-    return count + rows + replaced_weights(model) - (last.in_features * last.out_features if copied else 0)
+    in_blocks = sum(getattr(module, "weights_in_blocks", 0) for module in model.modules())
+    return count + in_blocks + replaced_weights(model) - (last.in_features * last.out_features if copied else 0)
 
 
 def replaced_weights(model: Any, kind: type[ReplacementLinear] = ReplacementLinear) -> int:

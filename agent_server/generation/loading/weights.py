@@ -35,6 +35,7 @@ from agent_server.generation.lora.lora import with_adapter
 from agent_server.generation.multimodal.language import has_sound_tower
 from agent_server.generation.scheduling.messages import EngineConfig
 from agent_server.model_files import OWN_CODE, is_gguf, read_json
+from agent_server.model_files.gguf_files import GgufFile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -121,9 +122,13 @@ def check_memory(config: EngineConfig, dtype: torch.dtype, device: torch.device)
     """Raise EngineError if the weights alone exceed the free memory."""
     model, free = config.model, free_bytes(device)
     path = Path(model).expanduser()
-    if in_blocks(config, device):  # a matrix takes what it takes in the file; experts and small tensors are unpacked
-        places = gguf_model.checked(model).tensors.values()
-        needed = sum(math.prod(p.shape) * dtype.itemsize if len(p.shape) > 2 else p.size for p in places)
+    if in_blocks(config, device):  # a matrix takes what it takes in the file; some experts are unpacked
+        file = gguf_model.checked(model)
+        unpacked = set(_unpacked_experts(file))
+        needed = sum(
+            math.prod(place.shape) * dtype.itemsize if name in unpacked else place.size
+            for name, place in file.tensors.items()
+        )
     else:
         needed = weight_bytes(path, dtype)
     if needed and free and needed > free:
@@ -173,14 +178,22 @@ def load_weights(
 def in_blocks(config: EngineConfig, device: torch.device, *, whole: bool = False) -> bool:
     """Return whether a GGUF file's matrices keep their blocks. They do not if the settings request other weights.
 
-    whole: whether all of them do. Experts, whose matrices are one tensor of three dimensions, are unpacked.
+    whole: whether all of them do, experts included.
     """
     if not is_gguf(config.model) or config.dtype != "auto" or config.quantize or config.adapter:
         return False
     from agent_server.generation.loading.gguf_weights import keeps_blocks
 
     file = gguf_model.checked(config.model)
-    return keeps_blocks(file, device) and not (whole and any(len(each.shape) > 2 for each in file.tensors.values()))
+    return keeps_blocks(file, device) and not (whole and _unpacked_experts(file))
+
+
+def _unpacked_experts(file: GgufFile) -> list[str]:
+    """Return the names of the tensors of three dimensions that do not keep their blocks."""
+    from agent_server.generation.loading.gguf_weights import experts_in_blocks
+
+    kept = experts_in_blocks(file)
+    return [name for name, place in file.tensors.items() if len(place.shape) > 2 and name not in kept]
 
 
 def model_class(model: str, config: PreTrainedConfig) -> Any:

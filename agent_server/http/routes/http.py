@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 RETRY_AFTER = 1.0
 REST_SECONDS = 10e-9
-"""How long the slot for stored content rests for each byte of its answer, which takes about 2 ns to decode and to encode:
-35 ms after 3.5 MB. The event loop is then free most of the time, however many of them are requested."""
+"""How long the slot for stored content rests for each byte of its answer, which takes about 2 ns to decode and to
+encode: 35 ms after 3.5 MB. The event loop is then free most of the time, however many of them are requested."""
 STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 SEND_BYTES = 32 * 1024
 PLAIN = "!#$&'()*+,/:;=?@[]~"
