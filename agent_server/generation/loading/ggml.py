@@ -219,14 +219,9 @@ class _Blocks:
         size = 2 * functions.ggml_tensor_overhead() + _ALIGNMENT
         context = functions.ggml_init(_InitParams(size, None, True))
         weakref.finalize(self, functions.ggml_free, context)
-
-        def new_tensor() -> int:
-            if experts:
-                return int(functions.ggml_new_tensor_3d(context, number, columns, len(rows) // experts, experts))
-            return int(functions.ggml_new_tensor_2d(context, number, columns, len(rows)))
-
-        self._tensor = library.place(new_tensor(), self._rows)
-        self._factor = new_tensor()
+        sizes = columns, len(rows) // (experts or 1), experts or 1
+        self._tensor = library.place(functions.ggml_new_tensor_3d(context, number, *sizes), self._rows)
+        self._factor = functions.ggml_new_tensor_3d(context, number, *sizes)
         memory = library.interleave(self._factor, self._rows, columns, experts) if multiplied else None
         self.copied = memory is not None
         if self.copied:

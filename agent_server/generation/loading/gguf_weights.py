@@ -220,7 +220,7 @@ class _Loader:
     def _put_experts(self, library: Ggml, name: str, place: TensorPlace, raw: Tensor) -> ExpertMatrices | None:
         """Read one matrix of each expert. Their layer is replaced when all of the file is read."""
         own = self.names.get(name.removesuffix(".weight"), "")
-        path, part = own.rpartition(".")[0], name.removesuffix("_exps.weight").rpartition("_")[2]
+        path, part = own.rpartition(".")[0], _EXPERTS.sub(r"\g<part>", name)
         module = self.model.get_submodule(path)
         if not takes_blocks(module, part, place.shape):
             return None

@@ -32,15 +32,13 @@ class KernelFunction(NamedTuple):
 def kernel_functions(model: PreTrainedModel) -> Iterator[KernelFunction]:
     """Yield the functions of `use_kernel_func_from_hub_with_fallback` (transformers/integrations/hub_kernels.py), whose
     closure has what it found."""
-    for module_name in {type(module).__module__ for module in model.modules()}:
-        code = sys.modules.get(module_name)
+    modules = {type(module).__module__ for module in model.modules()}
+    for code in filter(None, map(sys.modules.get, modules)):
         for name, function in inspect.getmembers(code, inspect.isfunction):
-            if not hasattr(function, "__wrapped__"):
-                continue
-            found = inspect.getclosurevars(function).nonlocals
-            if code is not None and "is_new_implementation" in found:
-                own, package = found["torch_function"], found["package"]
-                yield KernelFunction(code, name, own, package, bool(found["is_new_implementation"]))
+            closure = inspect.getclosurevars(function).nonlocals if hasattr(function, "__wrapped__") else {}
+            if "is_new_implementation" in closure:
+                own, package, found = (closure[key] for key in ("torch_function", "package", "is_new_implementation"))
+                yield KernelFunction(code, name, own, package, found)
 
 
 def use_torch_functions(model: PreTrainedModel) -> None:
