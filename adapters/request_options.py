@@ -243,6 +243,17 @@ def special_tokens_shown(path: str, value: object) -> bool:
     return not boolean(path, value)
 
 
+def predicted_text(path: str, value: object) -> str:
+    """Read OpenAI's `prediction`: {"type": "content", "content": a text or a list of text parts}."""
+    content = value.get("content") if isinstance(value, dict) and value.get("type") == "content" else None
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        texts = [part.get("text") for part in content]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
+    if not isinstance(content, str):
+        raise wrong(path, 'must be {"type": "content", "content": text}, where text may be a list of text parts')
+    return content
+
+
 _BY_TYPE: Mapping[object, Reader] = {
     float: number,
     float | None: number,
@@ -298,6 +309,7 @@ OPTIONS: Mapping[str, tuple[str, Reader]] = {
     "prompt_progress": ("prompt_progress", boolean),
     "return_progress": ("prompt_progress", boolean),
     "constrain_tools": ("constrain_tools", boolean),
+    "prediction": ("prediction", predicted_text),
     "store": ("store", boolean),
     "user": ("user", string),
     "metadata": ("metadata", mapping),

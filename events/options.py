@@ -98,6 +98,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     compact: how to shorten the conversation, if the client wants to be informed of it.
     mcp_servers: those that the request names and the server's operator allows.
     special_tokens: show control tokens in the answer, whose text is then not parsed.
+    prediction: text that the answer is expected to contain, which an engine may use to be faster.
     cache_salt: only requests with the same value share cached prompts. priority: 0, or how far the request yields to
         others of all tenants.
     most_tokens, most_context: the caller's limits for one answer, and for a prompt and its answer together; 0: none.
@@ -132,6 +133,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token_details: bool = False
     prompt_progress: bool = False
     constrain_tools: bool | None = None
+    prediction: str = ""
     store: bool = True
     most_tokens: int = 0
     most_context: int = 0

@@ -108,7 +108,7 @@ FIELDS: dict[str, Field] = {
     "function_call": honoured("the older form of `tool_choice`, for `functions`", {"type": ["string", "object"]}),
     "functions": honoured("the older form of `tools`; answered with `function_call`", OBJECTS),
     "moderation": refused("nothing is moderated"),
-    "prediction": ignored("there is no speculative decoding from a given text"),
+    "prediction": honoured("draft tokens are taken from its text, where the engine speculates", OBJECT),
     "web_search_options": ignored("nothing is searched"),
     # what other open servers accept
     "structured_outputs": honoured("json, json_object, regex, choice, grammar, structural_tag", OBJECT),

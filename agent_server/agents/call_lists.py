@@ -20,6 +20,7 @@ import contextlib
 import json
 import math
 import re
+import textwrap
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 
@@ -255,12 +256,18 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
             tokens.append(token)
         rest = (before + _BRACKET)[sum(len(token.text) for token in tokens) :]
         tokens += self._encoded(rest)
+        # The object as an element of the list, whose lines are indented by one level more.
+        end = text.rindex("}") + 1
+        level = re.search(r"\n(\s*)", text[len(before) : end])
+        element = textwrap.indent(text[len(before) : end], level[1] if level else "")
+        expected = f"{before}{_BRACKET}{element}\n]{text[end:]}"
         # An engine that treats the beginning as part of the prompt begins the grammar behind it.
         grammar = sequence(constant(before + "["), self.grammar) if info.continues == "exact" else self.grammar
         second = msgspec.structs.replace(
             request,
             request_id=f"{request.request_id}.list",
             generated=tuple(token.id for token in tokens),
+            prediction=tuple(self.tokenize(expected)),
             constraint=Constraint(kind="structural_tag", value={"type": "structural_tag", "format": grammar}),
         )
         return second, Delta(tuple(tokens))

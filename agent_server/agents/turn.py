@@ -224,6 +224,8 @@ class TurnTaker:
             recorder.warn(warning)
         if options.prompt_progress and not info.tells_progress:
             recorder.warn("This engine does not report the progress of a prompt.")
+        if prompt.prediction and "num_speculative_tokens" not in info.sampling:
+            recorder.warn("The prediction changes nothing: this engine does not speculate.")
         recorder.constrained = recorder.constrained or plan.constraint is not None
         # The number of tokens left for the answer under the caller's limit and the model's context; 0: no limit.
         lengths = (context.options.most_context, info.context_length, self._model.prompts.context_length)
@@ -245,6 +247,7 @@ class TurnTaker:
             adapter=self._model.adapter,
             cache_hold=CacheHold(conversation=self._cache_key) if self._cache_key and info.cache_hold_seconds else None,
             progress=options.prompt_progress and info.tells_progress,
+            prediction=prompt.prediction,
         )
         # The part of this turn that an earlier server generated. A subagent has none, since the call that runs it is
         # made again.

@@ -221,6 +221,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     progress: report the prompt's progress; for engines whose `EngineInfo.tells_progress` is True.
 
+    prediction: what the answer is expected to contain. An engine that speculates drafts from it; the answer is the same
+    without it.
+
     pictures: one for each `EngineInfo.placeholders["image"]` of the prompt, in order. The engine replaces the
     placeholder by as many tokens as the picture needs, which count as prompt tokens. sounds: the same for "audio", with
     `EngineInfo.sound_rate` samples per second.
@@ -241,6 +244,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     adapter: str = ""
     cache_hold: CacheHold | None = None
     progress: bool = False
+    prediction: tuple[int, ...] = ()
 
 
 EngineItem = Delta | Control | Progress | Finished

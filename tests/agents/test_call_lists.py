@@ -72,6 +72,9 @@ async def test_two_calls_that_would_be_one(chunk: int):
     events, (first, second) = await answered(MERGED, LIST, chunk=chunk)
     assert calls(events) == [("paint", {"color": "red"}), ("paint", {"color": "blue"})] and not text(events)
     assert bytes(second.generated) == b"```json\n[\n"
+    assert bytes(second.prediction).decode() == (
+        '```json\n[\n  {\n    "name": "paint",\n    "arguments": {"color": "red and blue"}\n  }\n]\n```'
+    )
     assert second.prompt_token_ids == first.prompt_token_ids
     assert second.sampling == msgspec.structs.replace(first.sampling, logprobs=0)
     assert second.request_id != first.request_id and second.constraint != first.constraint

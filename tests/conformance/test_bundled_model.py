@@ -195,6 +195,34 @@ def check_progress(reports: list[tuple[int, int, int, float]]) -> None:
     assert [each[3] for each in reports] == sorted(each[3] for each in reports)
 
 
+async def test_a_predicted_answer_is_the_same_in_fewer_steps():
+    async with (
+        serving() as running,
+        openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="-") as client,
+        httpx.AsyncClient(base_url=running.url, timeout=60) as http,
+    ):
+        asked: dict[str, Any] = {"model": "default", "temperature": 0, "max_tokens": 80}
+        asked["messages"] = [{"role": "user", "content": QUESTION}]
+        plain = await client.chat.completions.create(**asked)
+        text = plain.choices[0].message.content
+        parts: Any = [{"type": "text", "text": "It says: "}, {"type": "text", "text": text}]
+        for content in (text, parts):
+            prediction: Any = {"type": "content", "content": content}
+            raw = await client.chat.completions.with_raw_response.create(**asked, prediction=prediction)
+            assert raw.parse().choices[0].message == plain.choices[0].message
+            assert raw.parse().usage == plain.usage
+            if ENGINE:
+                assert "prediction changes nothing" in raw.headers["x-warning"]
+            else:
+                assert "x-warning" not in raw.headers
+        if not ENGINE:
+            lines = dict(line.rsplit(" ", 1) for line in (await http.get("/metrics")).text.splitlines() if line)
+            assert float(lines["agent_server:spec_decode_num_accepted_tokens_total"]) > 8
+        for wrong in ({"type": "content"}, {"type": "text", "content": "a"}, {"type": "content", "content": [{}]}):
+            with pytest.raises(openai.BadRequestError, match="prediction must be"):
+                await client.chat.completions.create(**asked, prediction=wrong)  # type: ignore[arg-type]
+
+
 async def test_what_other_servers_take_changes_the_models_own_answer():
     """A budget of reasoning, the model's own spelling, and a prompt that is scored, on Chat and Completions."""
     base: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 60}

@@ -60,6 +60,7 @@ class Driver:
         cache_hold=None,
         adapter="",
         progress=False,
+        prediction=(),
         **sampling,
     ):
         self.number += 1
@@ -79,6 +80,7 @@ class Driver:
             cache_salt=salt,
             adapter=adapter,
             progress=progress,
+            prediction=tuple(prediction),
         )
         self.items[self.number] = []
         self.core.inbox.put(Submit(self.number, request))

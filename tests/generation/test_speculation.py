@@ -279,11 +279,40 @@ def test_look_up_goes_on_as_the_likest_earlier_place_did():
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.lists(st.integers(0, 4), max_size=30))
-def test_look_up_remembers_what_it_was_shown(first, more):
-    look = PromptLookup()
+@given(
+    st.lists(st.integers(0, 4), max_size=20),
+    st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    st.lists(st.integers(0, 4), max_size=30),
+)
+def test_look_up_remembers_what_it_was_shown(prediction, first, more):
+    look = PromptLookup(prediction)
     look.propose(first, 4)
-    assert look.propose(first + more, 4) == PromptLookup().propose(first + more, 4)
+    assert look.propose(first + more, 4) == PromptLookup(prediction).propose(first + more, 4)
+
+
+def test_a_prediction_is_looked_up_up_to_its_end():
+    assert PromptLookup([7, 8, 9, 10]).propose([1, 2, 7, 8], 4) == [9, 10]
+    assert PromptLookup([7, 8, 9, 10]).propose([1, 2, 9, 10], 4) == []
+
+
+def test_a_prediction_saves_steps_and_changes_no_token(llama, way):
+    prompt = prompts(1, seed=11)[0]
+    steps, answers = [], []
+    plain = expected(copy.deepcopy(llama), prompt, NEW)
+    wrong = [plain[0], *reversed(plain)]
+    asked = [((), {}), (plain, {}), (wrong, {}), (plain, {"num_speculative_tokens": 0}), (plain, {"logprobs": 0})]
+    for prediction, more in asked:
+        driver = Driver(copy.deepcopy(llama), max_batch=2, **way)
+        number = driver.submit(prompt, max_tokens=NEW, prediction=prediction, **more)
+        count = 0
+        while not driver.over(number):
+            driver.step()
+            count += 1
+        driver.assert_clean()
+        steps.append(count)
+        answers.append(driver.ids(number))
+    assert answers == [plain] * len(asked)
+    assert steps[0] == steps[3] and steps[1] == steps[4] < steps[0] / 2 and steps[2] <= steps[0] + 1
 
 
 def test_guesses_that_did_not_come_are_watched_until_they_do():

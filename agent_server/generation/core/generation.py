@@ -17,7 +17,7 @@ from agent_server.generation.sampling.sampler import RowSampling
 from agent_server.generation.sampling.scores import PromptScores
 from agent_server.generation.scheduling.leases import LeaseTerms
 from agent_server.generation.scheduling.sequence import Sequence
-from agent_server.generation.scheduling.speculation import Speculation
+from agent_server.generation.scheduling.speculation import PREDICTED_TOKENS, PromptLookup, Speculation
 from events.options import SamplingParams
 
 SEED_BYTES = 7
@@ -115,9 +115,11 @@ class Generation:
         self.ends = stop_ids if params.ignore_eos else stop_ids | self.eos
         if params.seed is not None:
             self.seed = params.seed
-        most = params.num_speculative_tokens or 0
+        most = params.num_speculative_tokens
+        if most is None:
+            most = PREDICTED_TOKENS if self.request.prediction else 0
         if most != (0 if self.speculation is None else self.speculation.most):
-            self.speculation = Speculation(most) if most else None
+            self.speculation = Speculation(most, PromptLookup(self.request.prediction)) if most else None
         thought, budget, vocabulary = self.request.thought, params.thinking_token_budget, self.vocabulary
         self.steering = None
         limit = None

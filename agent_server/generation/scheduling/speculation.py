@@ -28,6 +28,9 @@ LONGEST_MATCH = 16
 """Length up to which the suffix is compared with earlier occurrences, to find the most similar one."""
 MATCH_CLASSES = (2, 4)
 """Match lengths that divide drafts into three classes, whose acceptance is measured separately."""
+SEPARATOR = -1
+PREDICTED_TOKENS = 16
+"""The most tokens a draft has for a request with a prediction, unless the request or the operator says otherwise."""
 INITIAL_ACCEPTANCE = (1.0, 1.0, 4.0)
 """Accepted tokens per draft that are assumed for each class before any was measured."""
 MIN_ACCEPTANCE = 0.6
@@ -59,24 +62,28 @@ class PromptLookup:
     """Drafts from earlier text: what followed the same tokens before, in the prompt or in the answer (Saxena 2023,
     "prompt lookup decoding"). It serves edits, values out of a document, arguments out of a result.
 
+    prediction: tokens that the answer is expected to contain, which are looked up as if the prompt began with them.
+
     Whether a draft is worth its step is estimated from earlier ones, separately for each class of match length. A draft
     that is not is withheld and compared with the tokens that come, which costs nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, prediction: Items[int] = ()) -> None:
         self.min_match = MIN_MATCH
         self._acceptance = [*INITIAL_ACCEPTANCE]
         self._match_class = 0
         self._withheld: tuple[int, int, list[int]] | None = None
-        self._ids = np.empty(0, dtype=np.int64)
-        self._length = 0
+        # A negative id, which is no token, ends the prediction and every draft.
+        self._ids = np.array([*prediction, SEPARATOR] if prediction else [], dtype=np.int64)
+        self._length = self._start = len(self._ids)
 
     def propose(self, tokens: list[int], count: int) -> list[int]:
-        if len(tokens) > len(self._ids):
-            larger = np.empty(2 * len(tokens), dtype=np.int64)
+        length = self._start + len(tokens)
+        if length > len(self._ids):
+            larger = np.empty(2 * length, dtype=np.int64)
             larger[: self._length] = self._ids[: self._length]
             self._ids = larger
-        self._ids[self._length : len(tokens)] = tokens[self._length :]
-        self._length = len(tokens)
+        self._ids[self._length : length] = tokens[self._length - self._start :]
+        self._length = length
         if self._withheld is not None:
             # Record how much of a withheld draft was right, once a token differs or all of them have come.
             start, match_class, draft = self._withheld

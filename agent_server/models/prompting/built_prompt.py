@@ -15,6 +15,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     assistant's header on. marker_ids: ids of the format's markers that are single tokens. stop_token_ids: ids that end
     the answer. warnings: sentences about what was left out, changed or ignored. media: the pictures and sounds that it
     has placeholders for, in order. special_tokens: id → spelling of the tokens that an answer does not show.
+    prediction: tokens that the answer is expected to contain.
     """
 
     token_ids: tuple[int, ...]
@@ -26,3 +27,4 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     warnings: tuple[str, ...] = ()
     media: tuple[ImagePart | AudioPart, ...] = ()
     special_tokens: Mapping[int, str] = {}
+    prediction: tuple[int, ...] = ()

@@ -243,6 +243,9 @@ class PromptBuilder:
             whose = "the model's context" if own else "this key's limit on prompt and answer together"
             message = too_long(len(prompt.token_ids), limit, whose)
             raise EngineError("context_length_exceeded", message, param="messages")
+        if options.prediction:
+            text = options.prediction if limit is None else options.prediction[: limit * COUNTED_CHARACTERS]
+            prompt = msgspec.structs.replace(prompt, prediction=tuple(self._tokenize(text, None, False)))
         return prompt
 
     def count_tokens(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> int:

@@ -72,7 +72,7 @@ def small_texts(input: RunAgentInput, options: GenerationOptions, instructions: 
         return None
     if options.continue_final_message or options.truncate_history:
         return None
-    texts = [] if instructions is None else [instructions]
+    texts = [options.prediction] if instructions is None else [options.prediction, instructions]
     for message in messages:
         if type(message) not in _PLAIN or not isinstance(message.content, str) or getattr(message, "tool_calls", None):
             return None
