@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from agent_server.cli.serve import Listener, loop_factory, serve_web
+from agent_server.cli.serve import Listener, run_server, serve_web
 from agent_server.engines.scripted import Script
 from agent_server.http.assemble import build_server
 from tests.server import scripted, settings
@@ -82,8 +82,7 @@ def main(descriptor: int, tokens: int, delay: float, runs: int = LIMIT) -> None:
     server = build_server(chosen, engine=engine)
     listener = socket.socket(fileno=descriptor)
     listener.setblocking(False)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serve_web(server, [Listener(listener, "the benchmark's address")]))
+    run_server(serve_web(server, [Listener(listener, "the benchmark's address")]))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@
 pipelined: 100 clients without a key that send requests, 6 MB each, and read no answer. pings, pongs, fragments,
 messages: 20 WebSockets of one tenant that send small frames as fast as the server reads. sockets: one tenant opens a
 WebSocket for every connection that the server may have, and keeps it. silent: the same without a key, and without a
-word. tokenize: one tenant posts texts of 4 MB to /tokenize. unread: 100 connections of one tenant ask for a
-conversation of 3.5 MB again and again and read nothing of it. slow-readers: the same, 1 KB a second. slow-bodies: 100
-connections of one tenant that send the body of a run, a byte every tenth of a second. --scale multiplies the number of
-clients, and the number of texts that are posted at once.
+word. tokenize: one tenant posts texts of 4 MB to /tokenize. chats: 40 clients of one tenant post conversations of
+1,901 messages, which are refused once they are rendered; counts: the same to /v1/messages/count_tokens. unread: 100
+connections of one tenant ask for a conversation of 3.5 MB again and again and read nothing of it. slow-readers: the
+same, 1 KB a second. slow-bodies: 100 connections of one tenant that send the body of a run, a byte every tenth of a
+second. --scale multiplies the number of clients, and the number of texts that are posted at once.
 
 The server is `agent-server serve` with the model of --model (the bundled one), in a process of its own, at most 300
 connections and a key for each of two tenants; the attackers are another process, with the lowest priority, since
@@ -151,6 +152,28 @@ async def tokenize(port: int, count: int) -> None:
     await asyncio.gather(*(again() for _ in range(count)))
 
 
+def conversations(path: str) -> Callable[[int, int], Awaitable[None]]:
+    messages = ",".join(
+        f'{{"role":"{("user", "assistant")[number % 2]}","content":"message {number} word word"}}'
+        for number in range(1901)
+    )
+    body = f'{{"model":"default","max_tokens":1,"messages":[{messages}]}}'.encode()
+
+    async def again(port: int) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(request("POST", path, BAD, "connection: close", body=body))
+                while await reader.read(2**16):
+                    pass
+                writer.close()
+
+    async def all_of_them(port: int, count: int) -> None:
+        await asyncio.gather(*(again(port) for _ in range(count)))
+
+    return all_of_them
+
+
 async def conversation(port: int) -> bytes:
     """Store a conversation of 3.5 MB. Return a request for it."""
     words = "word " * 700_000
@@ -216,6 +239,8 @@ ATTACKS: dict[str, tuple[Callable[[int, int], Awaitable[None]], int]] = {
     "sockets": (sockets, CONNECTIONS),
     "silent": (silent, CONNECTIONS),
     "tokenize": (tokenize, 1),
+    "chats": (conversations("/v1/chat/completions"), 40),
+    "counts": (conversations("/v1/messages/count_tokens"), 40),
     "unread": (unread, 100),
     "slow-readers": (slow_readers, 100),
     "slow-bodies": (slow_bodies, 100),

@@ -73,6 +73,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--serve", nargs="*", default=[], help="further options of our server, without their dashes")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cases", type=int, default=48)
+    parser.add_argument("--skip", type=int, default=0, help="cases that --answers has from an earlier run of bfcl")
     parser.add_argument("--categories", nargs="+", default=CATEGORIES)
     parser.add_argument("--odd", dest="parity", action="store_const", const=1, default=0)
     parser.add_argument("--even", dest="parity", action="store_const", const=0)
@@ -128,8 +129,10 @@ def bfcl(options: argparse.Namespace, servers: dict[str, str], choice: str) -> N
     cases = [case for row in zip(*(_spread(group, options.cases) for group in groups), strict=False) for case in row]
     file = options.answers / f"bfcl-{options.model.stem}-{choice}-{'odd' if options.parity else 'even'}.jsonl"
     rows: list[dict[str, Any]] = []
-    with file.open("w") as answers:
-        for number, case in enumerate(cases[: options.cases]):
+    if options.skip:
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+    with file.open("a" if options.skip else "w") as answers:
+        for number, case in enumerate(cases[options.skip : options.cases], options.skip):
             for name, url in servers.items():
                 rows.append(judged(checker, {"server": name, "choice": choice, **_ask(url, case, choice)}))
                 answers.write(json.dumps(rows[-1]) + "\n")

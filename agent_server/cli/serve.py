@@ -10,7 +10,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ import uvicorn
 from pydantic import ValidationError
 
 from agent_server.cli.heap import keep_collecting
+from agent_server.fair_threads import REQUEST_THREADS, SWITCH_SECONDS
 from agent_server.generation.process.process import start_early, stop_early
 from agent_server.http.middleware.connections import Connections
 from agent_server.http.middleware.limited_http import LimitedProtocol
@@ -199,8 +200,7 @@ def serve(
     settings = read_settings(by_setting(locals()))  # all parameters, so that none can be forgotten
     listeners = listen_all(settings)
     try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            raise typer.Exit(runner.run(_serve(settings, listeners)))
+        raise typer.Exit(run_server(_serve(settings, listeners)))
     finally:
         for listener in listeners:
             listener.stop()
@@ -238,6 +238,13 @@ def read_settings(values: Mapping[str, Any]) -> Settings:
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Return the factory of uvloop's event loops; None, for asyncio's, if uvloop is not installed."""
     return uvloop.new_event_loop if uvloop is not None else None
+
+
+def run_server(main: Coroutine[Any, Any, int]) -> int:
+    """Run a server's main coroutine in an event loop that other threads of this process delay little."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(main)
 
 
 class GracefulServer(uvicorn.Server):
@@ -381,7 +388,7 @@ def web_config(app: Any, settings: Settings, telemetry: Telemetry) -> uvicorn.Co
 async def attend(server: Server, urls: list[str]) -> None:
     """Background work of the server: announce when it is ready, then collect garbage while it is idle."""
     await announce(server, urls)
-    await keep_collecting(lambda: server.runs.active > 0)
+    await keep_collecting(lambda: server.runs.active > 0 or REQUEST_THREADS.is_busy)
 
 
 async def announce(server: Any, urls: list[str]) -> None:

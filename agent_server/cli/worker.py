@@ -15,8 +15,8 @@ from agent_server.cli.serve import (
     by_setting,
     hub_answers_for,
     listen_at,
-    loop_factory,
     read_settings,
+    run_server,
     web_config,
 )
 from agent_server.settings import ListenAddress, Settings
@@ -46,8 +46,7 @@ def worker(
     settings = read_settings(by_setting({**locals(), "model": model or None}))
     listener = listen_at(ListenAddress(settings.listening.host, settings.listening.port))
     try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            raise typer.Exit(runner.run(_serve(settings, listener)))
+        raise typer.Exit(run_server(_serve(settings, listener)))
     finally:
         listener.stop()
 

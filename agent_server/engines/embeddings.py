@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -12,6 +11,7 @@ import msgspec
 
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.encoders import LocalEncoder, check_source, upstream_transport
+from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.model_files import source_name
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class LocalEmbeddings(LocalEncoder["VectorModel", "EncodedText"]):
                 message = f"dimensions must be one of {sizes}, which {self.name} was trained for."
             if message:
                 raise EngineError("invalid_request", message, param="dimensions")
-        texts = await asyncio.get_running_loop().run_in_executor(None, _encoded, model, inputs, truncate, prompt)
+        texts = await REQUEST_THREADS.run(_encoded, model, inputs, truncate, prompt)
         vectors = await self.computed(texts)
         if dimensions is not None:
             # Scaled to length 1 again, as for nested (Matryoshka) embeddings.

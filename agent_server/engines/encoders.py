@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import itertools
 import logging
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agent_server.engine_protocol.protocol import EngineError
+from agent_server.user import current_user
 
 if TYPE_CHECKING:
     from agent_server.engines.upstream.transport import Transport
@@ -20,7 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("agent_server")
 MAX_WAITING = 16_384
-"""Inputs that may wait; more are refused."""
+"""Inputs that may wait; more are refused. One tenant may have half of them."""
+ROUND = 64
+"""Inputs that are computed together. Each tenant that waits has an equal part of them."""
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 Model = TypeVar("Model")
 Encoded = TypeVar("Encoded")
@@ -65,12 +70,26 @@ class ThreadedModel(Generic[Model]):
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
+@dataclass(eq=False)
+class _Request(Generic[Encoded]):
+    """Inputs that are computed in rounds, and the rows of those that have been."""
+
+    texts: Sequence[Encoded]
+    done: asyncio.Future[list[list[float]]]
+    rows: list[list[float]] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        return 0 if self.done.done() else len(self.texts) - len(self.rows)
+
+
 class LocalEncoder(ThreadedModel[Model], Generic[Model, Encoded]):
-    """A model whose inputs are computed together, those of all requests that wait."""
+    """A model whose inputs are computed in rounds, those of several requests together, and those of tenants by turns,
+    so that one with a long list delays the others by a round."""
 
     def __init__(self, name: str, load: Callable[[], Model]) -> None:
         super().__init__(name, load)
-        self._waiting: list[tuple[list[Encoded], asyncio.Future[list[list[float]]]]] = []
+        self._waiting: dict[str, list[_Request[Encoded]]] = {}
         self._working: asyncio.Task[None] | None = None
 
     def compute(self, model: Model, texts: Sequence[Encoded]) -> list[list[float]]:
@@ -80,41 +99,61 @@ class LocalEncoder(ThreadedModel[Model], Generic[Model, Encoded]):
     async def computed(self, texts: list[Encoded]) -> list[list[float]]:
         """Return the rows of `compute` for these texts, which are batched with those of other requests. Raises
         EngineError."""
-        model = self.loaded()
-        if sum(len(waiting) for waiting, _ in self._waiting) + len(texts) > MAX_WAITING:
+        model, tenant = self.loaded(), current_user.get().tenant
+        if not texts:
+            return []
+        left = {name: sum(request.left for request in requests) for name, requests in self._waiting.items()}
+        own = left.get(tenant, 0) + len(texts)
+        if own > MAX_WAITING // 2 or sum(left.values()) + len(texts) > MAX_WAITING:
             raise EngineError("overloaded", f"Too many inputs wait for {self.name}.", retryable=True)
-        done: asyncio.Future[list[list[float]]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((texts, done))
+        request = _Request(texts, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(tenant, []).append(request)
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work(model))
-        return await done
+        return await request.done
 
     async def _work(self, model: Model) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            batch, self._waiting = [each for each in self._waiting if not each[1].done()], []
-            texts = [text for some, _ in batch for text in some]
+        while batch := self._next_round():
+            texts = [text for _, some in batch for text in some]
             try:
-                rows = await loop.run_in_executor(self._thread, self.compute, model, texts)
+                rows = iter(await loop.run_in_executor(self._thread, self.compute, model, texts))
             except Exception as error:  # a model's code may raise anything: that fails these requests, not the server
                 logger.exception("%s failed", self.name)
-                for _, done in batch:
-                    if not done.done():
-                        done.set_exception(EngineError("internal", f"{self.name} failed: {type(error).__name__}."))
+                for request, _ in batch:
+                    if not request.done.done():
+                        failure = EngineError("internal", f"{self.name} failed: {type(error).__name__}.")
+                        request.done.set_exception(failure)
                 continue
-            at = 0
-            for some, done in batch:
-                if not done.done():
-                    done.set_result(rows[at : at + len(some)])
-                at += len(some)
+            for request, some in batch:
+                request.rows += itertools.islice(rows, len(some))
+                if not request.left and not request.done.done():
+                    request.done.set_result(request.rows)
+
+    def _next_round(self) -> list[tuple[_Request[Encoded], Sequence[Encoded]]]:
+        """Return the next inputs of each tenant's oldest requests."""
+        for tenant, requests in list(self._waiting.items()):
+            self._waiting[tenant] = [request for request in requests if request.left]
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+        batch: list[tuple[_Request[Encoded], Sequence[Encoded]]] = []
+        for requests in self._waiting.values():
+            room = max(1, ROUND // len(self._waiting))
+            for request in requests:
+                some = request.texts[len(request.rows) :][:room]
+                batch.append((request, some))
+                room -= len(some)
+                if not room:
+                    break
+        return batch
 
     async def close(self) -> None:
         if self._working is not None:
             self._working.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._working
-        for _, done in self._waiting:
-            done.cancel()
+        for request in itertools.chain(*self._waiting.values()):
+            request.done.cancel()
         await super().close()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
@@ -12,6 +10,7 @@ import msgspec
 
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.engines.encoders import LocalEncoder, check_source, upstream_transport
+from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.model_files import source_name
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ class LocalReranker(LocalEncoder["CrossEncoder", "EncodedPair"]):
         if most is not None and most <= model.special_tokens:
             message = f"A pair has {model.special_tokens} tokens beside its texts; keep more than {most}."
             raise EngineError("invalid_request", message, param="truncate_prompt_tokens")
-        encode = partial(model.encode, pairs, most=most)
-        encoded = await asyncio.get_running_loop().run_in_executor(None, encode)
+        encoded = await REQUEST_THREADS.run(model.encode, pairs, most=most)
         rows = await self.computed(encoded)
         cut = [number for number, pair in enumerate(encoded) if pair.cut] if truncate is None else []
         warnings = tuple(

@@ -58,6 +58,7 @@ from starlette.responses import Response
 
 from adapters.errors import RequestError
 from agent_server.bounded import BoundedCache
+from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.http import agent_calls
 from agent_server.http.auth.principal import principal_of
 from agent_server.http.server import Server
@@ -223,7 +224,7 @@ class StoredTasks(TaskStore):
         )
         own = [body["task"] for body in bodies if self._is_of(body, context)]
         matching_tasks = InMemoryTaskStore()
-        for task in await asyncio.to_thread(_first_tasks, own):
+        for task in await REQUEST_THREADS.run(_first_tasks, own):
             await matching_tasks.save(task, context)
         page: ListTasksResponse = await matching_tasks.list(params, context)
         return page

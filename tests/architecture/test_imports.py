@@ -85,8 +85,8 @@ FLOORS: list[set[str]] = [
     {"engines"},
     {"generation"},
     {"media", "observability"},
-    {"engine_protocol", "model_files", "settings", "bounded", "fair_slots", "pacing", "ids", "version", "_names"},
-    {"user"},
+    {"engine_protocol", "model_files", "settings", "bounded", "fair_threads", "pacing", "ids", "version", "_names"},
+    {"fair_slots", "user"},
 ]
 """The rooms of agent_server from the top floor down. A room imports from lower floors alone."""
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from adapters.errors import RequestError
 from agent_server.bounded import BoundedCache
+from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.observability.audit import note
 
 log = logging.getLogger("agent_server.guardrails")
@@ -127,7 +128,7 @@ class Guards:
         document = "\n".join(own_text for _, own_text in pages)
         prompt_text = "\n".join(page for page, _ in pages)
         if len(prompt_text) > LARGE:
-            key = await asyncio.to_thread(_digest, where, prompt_text)
+            key = await REQUEST_THREADS.run(_digest, where, prompt_text)
         else:
             key = _digest(where, prompt_text)
         if self._cleared.get(key):
@@ -486,7 +487,7 @@ class PatternGuard:
 
     async def forbids(self, text: str) -> bool:
         if len(text) > LARGE:
-            return await asyncio.to_thread(lambda: self.full_match.search(encodable(text)) is not None)
+            return await REQUEST_THREADS.run(lambda: self.full_match.search(encodable(text)) is not None)
         return self.full_match.search(encodable(text)) is not None
 
 

@@ -16,6 +16,7 @@ from agent_server.agents.mcp.apps import SCHEME
 from agent_server.agents.mcp.errors import Unavailable, consent_url, reason_of
 from agent_server.agents.mcp.mcp_server import McpServer
 from agent_server.agents.mcp.repairs import LEFT_OUT, NOTE, OUTPUT_SCHEMA
+from agent_server.fair_threads import REQUEST_THREADS
 
 logger = logging.getLogger("agent_server.mcp")
 LIST_SECONDS = 10.0
@@ -67,7 +68,7 @@ async def list_offers(client: Client, server: McpServer) -> Listing:
             while pages < TOOL_PAGES:
                 page = await client.list_tools(cursor=cursor)
                 left_out += [(name, reason) for name, reason in (page.meta or {}).get(LEFT_OUT, ())]
-                size += await asyncio.to_thread(_add_page, page.tools, server, tools, left_out)
+                size += await REQUEST_THREADS.run(_add_page, page.tools, server, tools, left_out)
                 pages += 1
                 same, cursor = page.next_cursor == cursor, page.next_cursor
                 if cursor is None:

@@ -38,6 +38,7 @@ from agent_server.agents.mcp.sessions import McpConnection, ToolRequest
 from agent_server.agents.running import CallResult, failure
 from agent_server.agents.server_tools import Tool, capped
 from agent_server.agents.tool_context import ToolContext
+from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.models.prompting.schemas import problems_of
 from agent_server.settings import ToolLimits
 
@@ -111,7 +112,7 @@ class McpCallee:
             mismatch = "it has no structured content, although the tool declares an outputSchema"
         elif self._output_schema is not None and not result.is_error:
             value, schema = json.dumps(result.structured_content), json.dumps(self._output_schema)
-            if (invalid := await asyncio.to_thread(problems_of, value, schema)) is not None:
+            if (invalid := await REQUEST_THREADS.run(problems_of, value, schema)) is not None:
                 mismatch = f"it does not fit the tool's outputSchema ({str(invalid)[:300]})"
         problems = wrong if mismatch is None else [*wrong, mismatch]
         for each in problems:

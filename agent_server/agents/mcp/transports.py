@@ -57,6 +57,7 @@ from agent_server.agents.mcp.repairs import (
     repair_result,
     request_id,
 )
+from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.user import User
 
 logger = logging.getLogger("agent_server.mcp")
@@ -136,7 +137,7 @@ class _Reader:
         ):
             # A listing may be large, and each of its tools is checked.
             if method == "tools/list":
-                message.result = await asyncio.to_thread(repair_result, method, self._version, message.result)
+                message.result = await REQUEST_THREADS.run(repair_result, method, self._version, message.result)
             else:
                 message.result = repair_result(method, self._version, message.result)
             if method == "initialize":

@@ -22,6 +22,7 @@ from adapters.body import Inbound, notes_of_request
 from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.model_list import no_such_model
 from agent_server.agents import ServedAgent
+from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.http.routes.http import (
     SEND_BYTES,
     Encoder,
@@ -241,7 +242,7 @@ async def answer_json(request: Request, runs: Sequence[Run], body: Callable[[lis
     if sum(map(len, answers)) < MANY_EVENTS:
         return Response(body(answers), media_type="application/json")
     # In a thread: other requests then wait for a GIL switch at most, not for the whole encoding.
-    return Response(await asyncio.to_thread(body, answers), media_type="application/json")
+    return Response(await REQUEST_THREADS.run(body, answers), media_type="application/json")
 
 
 Item = tuple[int, int, Event]

@@ -7,9 +7,6 @@ import contextlib
 import math
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from functools import partial
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
@@ -24,6 +21,7 @@ from adapters.errors import RequestError
 from adapters.forwarded_props import REQUEST_KEY
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.fair_slots import FairSlots
+from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.http.middleware.context import connection_of, stream_send
 from agent_server.http.middleware.errors import error_response
 
@@ -322,13 +320,9 @@ LARGE = 64 * 1024
 """Bytes above which parsing takes longer than the handover to a thread."""
 COMPRESSED = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress"})
 """Content codings (RFC 9110, 8.4.1; IANA). Any other value, such as a misplaced charset, is ignored."""
-PARSERS = 2
-"""Threads that parse large bodies. More would not be faster, since each needs the GIL, and the event loop would compete
-with all of them for it."""
 APP_BODY_READERS = 8
 """Bodies that may be read at once while the server has no capacity for another run."""
 app_body_readers = BoundedSemaphore(APP_BODY_READERS)
-_parsers = ThreadPoolExecutor(PARSERS, thread_name_prefix="parse")
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -433,7 +427,4 @@ async def read_request(
 
 async def parse_off_loop(size: int, parse: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `parse`, in a thread if its input of `size` bytes is large, so that no other request waits for it."""
-    if size <= LARGE:
-        return parse(*args, **kwargs)
-    context = copy_context()  # has the request's notes
-    return await asyncio.get_running_loop().run_in_executor(_parsers, partial(context.run, parse, *args, **kwargs))
+    return parse(*args, **kwargs) if size <= LARGE else await REQUEST_THREADS.run(parse, *args, **kwargs)

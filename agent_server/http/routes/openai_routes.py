@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from python_multipart.multipart import parse_options_header
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -34,6 +33,7 @@ from adapters.openai_chat import ChatIdentity, ChatStream, chat_body
 from adapters.openai_completions import CompletionIdentity, CompletionStream, completion_body
 from adapters.tokenize import input_tokens_body, render_body
 from agent_server.engine_protocol.protocol import EngineError, SpeechOptions
+from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.http.middleware.context import speaks_anthropic
 from agent_server.http.routes.answering import (
     agent_for,
@@ -84,7 +84,7 @@ def routes(server: Server) -> list[BaseRoute]:
         parse = partial(openai_chat.parse, new_id=new_id)
         inbound = await read_request(server, request, parse, starts_run=False)
         prompts = await loaded_prompts(server, inbound.options.model)
-        tokens = await run_in_threadpool(prompt_tokens, prompts, inbound, "chat")
+        tokens = await REQUEST_THREADS.run(prompt_tokens, prompts, inbound, "chat")
         return Response(input_tokens_body(tokens), media_type="application/json")
 
     async def completions(request: Request) -> Response:

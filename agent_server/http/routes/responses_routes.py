@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from ag_ui.core import Message
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -49,6 +48,7 @@ from adapters.websocket_messages import Close, Send
 from agent_server.agents.compaction import INSTRUCTIONS, PIECE, SUMMARY, SealedView, pieces, transcript_of
 from agent_server.agents.sealing import COMPACTION_THREAD
 from agent_server.engine_protocol.protocol import EngineError
+from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.http.routes.answering import (
     CLIENT_GONE,
     ENDS,
@@ -146,9 +146,9 @@ class _Summary:
         length = await expected_context(model_for(self._server, self._model))
         context = length or SUMMARY_TOKENS * 10
         whole = "\n".join(map(transcript_of, messages))
-        tokens = await run_in_threadpool(lambda: len(prompts.tokenize(whole, parse_control_tokens=False)))
+        tokens = await REQUEST_THREADS.run(lambda: len(prompts.tokenize(whole, parse_control_tokens=False)))
         piece_bytes = int(PIECE * context * len(whole.encode()) / max(1, tokens))
-        texts = await asyncio.to_thread(pieces, messages, piece_bytes)
+        texts = await REQUEST_THREADS.run(pieces, messages, piece_bytes)
         summary = ""
         for text in texts:
             prompt = f"Summary of what was before:\n{summary}\n\n{text}" if summary else text
@@ -354,7 +354,7 @@ class Responses:
     async def count(self, request: Request) -> Response:
         inbound = await self._inbound(request, await read_body(request, self.server.settings.http.max_body))
         prompts = await loaded_prompts(self.server, inbound.options.model)
-        tokens = await run_in_threadpool(prompt_tokens, prompts, inbound, "responses")
+        tokens = await REQUEST_THREADS.run(prompt_tokens, prompts, inbound, "responses")
         return answer({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def compact(self, request: Request) -> Response:

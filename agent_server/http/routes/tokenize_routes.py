@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -17,6 +16,7 @@ from adapters.body import Inbound, check_parts
 from adapters.errors import RequestError
 from adapters.tokenize import detokenize_body, native_tokens_body, parse_detokenize, parse_tokenize, tokenize_body
 from agent_server.engine_protocol.protocol import EngineError
+from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.http.routes.answering import agent_for, expected_context, model_for
 from agent_server.http.routes.http import guarded, read_body, read_request
 from agent_server.ids import new_id
@@ -74,7 +74,7 @@ async def render_chat(server: Server, request: Request) -> Prompt:
     inbound = await read_request(server, request, partial(openai_chat.parse, new_id=new_id), starts_run=False)
     agent_for(server, inbound.options.model)
     prompts = await loaded_prompts(server, inbound.options.model)
-    return await run_in_threadpool(render_prompt, prompts, inbound, "chat")
+    return await REQUEST_THREADS.run(render_prompt, prompts, inbound, "chat")
 
 
 def prompt_tokens(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> int:
@@ -95,7 +95,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def tokenize(request: Request) -> Response:
         inbound = await read_request(server, request, partial(parse_tokenize, new_id=new_id), starts_run=False)
         prompts = await loaded_prompts(server, inbound.options.model)
-        tokens = await run_in_threadpool(token_ids, prompts, inbound)
+        tokens = await REQUEST_THREADS.run(token_ids, prompts, inbound)
         strings = await collect_yielding(token_texts(prompts, tokens)) if inbound.extra.strings else None
         if inbound.extra.native:
             return Response(native_tokens_body(tokens, strings), media_type="application/json")
@@ -108,14 +108,14 @@ def routes(server: Server) -> list[BaseRoute]:
         size = prompts.tokenizer.get_vocab_size(with_added_tokens=True)
         if any(token >= size for token in tokens):
             raise RequestError("invalid_request", f"tokens must be below {size}.", param="tokens")
-        text = await run_in_threadpool(prompts.detokenize, tokens)
+        text = await REQUEST_THREADS.run(prompts.detokenize, tokens)
         return Response(detokenize_body(text), media_type="application/json")
 
     async def count(request: Request) -> Response:
         parse = partial(anthropic_messages.parse_count, new_id=new_id)
         inbound = await read_request(server, request, parse, starts_run=False)
         prompts = await loaded_prompts(server, inbound.options.model)
-        tokens = await run_in_threadpool(prompt_tokens, prompts, inbound, "messages")
+        tokens = await REQUEST_THREADS.run(prompt_tokens, prompts, inbound, "messages")
         return Response(anthropic_messages.count_body(tokens), media_type="application/json")
 
     return [

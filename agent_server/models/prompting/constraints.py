@@ -6,7 +6,6 @@ Plans are cached by content, so that an agent's unchanged tools cost nothing fro
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from ag_ui.core import RunAgentInput
 
 from agent_server.bounded import BoundedCache
 from agent_server.engine_protocol.protocol import Constraint, EngineError, EngineInfo
+from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.models.prompting.built_prompt import Prompt
 from agent_server.models.prompting.schemas import check_pattern_value, prepared
 from agent_server.settings import OutputSettings
@@ -97,7 +97,7 @@ async def plan_constraint(
     cached_plan = _plans.get(key)
     if cached_plan is not None:
         return cached_plan
-    new_plan = await asyncio.to_thread(make_plan, request)
+    new_plan = await REQUEST_THREADS.run(make_plan, request)
     _plans.put(key, new_plan)
     return new_plan
 
@@ -118,7 +118,7 @@ async def refuse_early(input: RunAgentInput, options: GenerationOptions, setting
                 except SchemaRefused as error:
                     raise _refused_schema(_where(name), "tools", error) from error
 
-        await asyncio.to_thread(lint)
+        await REQUEST_THREADS.run(lint)
 
 
 def _too_large() -> EngineError:

@@ -10,9 +10,9 @@ state.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ import msgspec
 from ag_ui.core import AudioPart, ImagePart, RunAgentInput, Tool
 
 from agent_server.engine_protocol.protocol import EngineError, too_long
+from agent_server.fair_threads import FairThreads
 from agent_server.model_files import ModelFiles, load_model_files
 from agent_server.models.prompting.built_prompt import Prompt
 from agent_server.models.prompting.control_tokens import ControlTokens
@@ -44,7 +45,6 @@ from events.template.response_template import apply_response_template
 
 DEFAULT_MAX_CHARACTERS = 4_000_000
 RENDER_SECONDS = 5.0
-RENDER_THREADS = 4
 
 
 class Prompts(Protocol):
@@ -105,7 +105,7 @@ class PromptBuilder:
         templates = {"default": settings.chat_template} if settings.chat_template else dict(files.templates)
         self._chats = {name: self._chat(source) for name, source in templates.items()}
         self._quick = QuickBuilds()
-        self._threads = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="render")
+        self._threads = FairThreads("render")
 
     @classmethod
     def load(
@@ -176,22 +176,39 @@ class PromptBuilder:
         fits: bool = True,
     ) -> Prompt:
         """Call `build` in a thread, so that a slow template does not block the event loop; small requests that are
-        known to be quick are built directly (see `quick_builds`). Raises EngineError("timeout") after `render_seconds`.
-        The threads are this builder's own, so a template that never ends cannot exhaust the server's."""
+        known to be quick are built directly (see `quick_builds`). The threads are this builder's own, so a template
+        that never ends cannot exhaust the server's.
+
+        Raises EngineError("timeout") after `render_seconds`, and EngineError("overloaded") after as long a wait for a
+        thread."""
         build = partial(self.build, input, options, instructions, takes=takes, fits=fits)
         texts = small_texts(input, options, instructions)
         if texts is not None and self._controls.is_prepared_for(texts):
             if self._quick.may_follow:
                 return self._quick.measure(build)
             build = partial(self._quick.measure, build)
-        work = asyncio.wrap_future(self._threads.submit(build))
+        loop, seconds = asyncio.get_running_loop(), self.settings.render_seconds
+        has_begun = False
+
+        def begin() -> Prompt:
+            nonlocal has_begun
+            has_begun = True
+            loop.call_soon_threadsafe(restart_clock)
+            return build()
+
+        def restart_clock() -> None:
+            with contextlib.suppress(RuntimeError):  # the time was over
+                limit.reschedule(loop.time() + seconds)
+
         try:
             # Not asyncio.wait_for, which may lose a cancellation (CPython issue 86296).
-            async with asyncio.timeout(self.settings.render_seconds):
-                return await work
+            async with asyncio.timeout(seconds) as limit:
+                return await self._threads.run(begin)
         except TimeoutError as error:
-            seconds = self.settings.render_seconds
-            raise EngineError("timeout", f"The prompt could not be rendered within {seconds:g} s.") from error
+            if has_begun:
+                raise EngineError("timeout", f"The prompt could not be rendered within {seconds:g} s.") from error
+            message = f"Other prompts are being rendered, and this one waited for {seconds:g} s. Try again later."
+            raise EngineError("overloaded", message, retryable=True) from error
 
     def build(
         self,

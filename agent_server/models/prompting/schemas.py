@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import re
@@ -18,6 +17,7 @@ import referencing
 from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.validators import extend
 
+from agent_server.fair_threads import REQUEST_THREADS
 from events.grammar.lark import lark
 from events.grammar.lint import (
     UNRELATED,
@@ -159,7 +159,7 @@ async def validate(arguments: str, schema: Any) -> Invalid | None:
         return None
     text = json.dumps(schema)
     if len(arguments) + len(text) > LARGE:
-        return await asyncio.to_thread(problems_of, arguments, text)
+        return await REQUEST_THREADS.run(problems_of, arguments, text)
     return problems_of(arguments, text)
 
 
@@ -189,7 +189,7 @@ async def mismatch(value: object, schema: object) -> tuple[str, str] | None:
     checked. Large answers and schemas are validated in a thread."""
     answer, text = msgspec.json.encode(value), json.dumps(schema)
     if len(answer) + len(text) > LARGE:
-        return await asyncio.to_thread(_mismatch, answer, text)
+        return await REQUEST_THREADS.run(_mismatch, answer, text)
     return _mismatch(answer, text)
 
 

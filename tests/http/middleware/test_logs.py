@@ -184,10 +184,11 @@ def test_a_json_line_of_an_outage_has_no_trace():
 def test_warnings_of_libraries_are_escaped_and_limited_too(monkeypatch, capsys):
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
+    for logger in map(logging.getLogger, ("agent_server", "uvicorn.error")):  # as they are after the test
+        monkeypatch.setattr(logger, "handlers", logger.handlers.copy())
+        monkeypatch.setattr(logger, "propagate", logger.propagate)
+        monkeypatch.setattr(logger, "level", logger.level)
     configure_logging("info")
-    for name in ("agent_server", "uvicorn.error"):
-        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
-        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
     for number in range(100):
         logging.getLogger("a.library").warning("what a client sent: %s", f"{number}\nforged")
     lines = capsys.readouterr().err.splitlines()

@@ -4,7 +4,8 @@ import asyncio
 import json
 import threading
 import time
-from concurrent.futures import Executor, Future
+from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from ag_ui.core import AssistantMessage, FunctionCall, Message, RunAgentInput, T
 from pydantic import TypeAdapter
 
 from agent_server.engine_protocol.protocol import EngineError
+from agent_server.fair_threads import FairThreads
 from agent_server.model_files import ModelFiles, load_model_files
 from agent_server.models.prompting.prompt import PromptBuilder
 from agent_server.models.prompting.quick_builds import (
@@ -25,6 +27,7 @@ from agent_server.models.prompting.quick_builds import (
     QuickBuilds,
 )
 from agent_server.settings import PromptSettings
+from agent_server.user import User, current_user
 from events.options import GenerationOptions, SamplingParams, ToolChoice
 from events.parsing.machine import Parser
 from events.parsing.pieces import ArgumentText, CallStart
@@ -156,18 +159,50 @@ async def test_a_slow_template_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error.value.kind == "timeout"
 
 
-class AtOnce(Executor):
+async def test_prompts_wait_for_those_of_their_own_tenant_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = builder(own("hermes_think"), render_seconds=0.3)
+    expected, usual, may_end = made.build(HELLO, GenerationOptions()), ChatTemplate.render_prompt, threading.Event()
+
+    def slow(*args: Any, **more: Any) -> Any:
+        if current_user.get().tenant == "a":
+            may_end.wait(30)
+        return usual(*args, **more)
+
+    monkeypatch.setattr(ChatTemplate, "render_prompt", slow)
+
+    async def build(tenant: str) -> Any:
+        current_user.set(User(tenant=tenant))
+        return await made.build_async(HELLO, GenerationOptions())
+
+    builds = [asyncio.create_task(build("a")) for _ in range(5)]
+    await asyncio.sleep(0.05)
+    assert await asyncio.create_task(build("b")) == expected
+    errors = await asyncio.gather(*builds, return_exceptions=True)
+    assert [error.kind for error in errors if isinstance(error, EngineError)] == ["timeout"] * 2 + ["overloaded"] * 3
+    assert "waited for 0.3 s" in str(errors[-1]) and errors[-1].retryable  # type: ignore[union-attr]
+    may_end.set()
+
+
+async def test_the_time_of_a_prompt_does_not_count_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = builder(own("hermes_think"), render_seconds=0.6)
+    usual = ChatTemplate.render_prompt
+    monkeypatch.setattr(ChatTemplate, "render_prompt", lambda *a, **k: (time.sleep(0.4), usual(*a, **k))[1])
+    prompts = await asyncio.gather(*(made.build_async(HELLO, GenerationOptions()) for _ in range(4)))
+    assert len(prompts) == 4
+
+
+class AtOnce(FairThreads):
     """Work is done when it is given, and the event loop learns of it a moment later."""
 
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
         done: Future[Any] = Future()
-        done.set_result(fn(*args, **kwargs))
+        done.set_result(work())
         return done
 
 
 async def test_a_stop_that_comes_with_the_prompt_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     made = builder(own("hermes_think"))
-    monkeypatch.setattr(made, "_threads", AtOnce())
+    monkeypatch.setattr(made, "_threads", AtOnce("test"))
     building = asyncio.create_task(made.build_async(HELLO, GenerationOptions()))
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_soon(building.cancel)
