@@ -65,6 +65,18 @@ async def test_an_exception_reaches_the_caller_and_frees_the_thread() -> None:
     assert await threads.run(lambda: 2) == 2
 
 
+async def test_closing_cancels_what_waits() -> None:
+    threads, may_end = FairThreads("test", threads=1, each=1), threading.Event()
+    first = start("a", lambda: threads.run(may_end.wait, 30))
+    second = start("a", lambda: threads.run(list))
+    await asyncio.sleep(0.05)
+    threads.close()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    may_end.set()
+    assert await first is True
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(1, 4), st.integers(1, 3))
 def test_all_work_is_done_once_within_the_limits(tenants: list[str], count: int, each: int) -> None:

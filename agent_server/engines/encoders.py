@@ -9,12 +9,12 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agent_server.engine_protocol.protocol import EngineError
+from agent_server.fair_threads import FairThreads
 from agent_server.user import current_user
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Encoded = TypeVar("Encoded")
 
 
 class ThreadedModel(Generic[Model]):
-    """A model that is loaded and computed in a thread of its own."""
+    """A model that is loaded and computed in a thread of its own, which tenants get in turn."""
 
     kind = "model"
     """What the model is called while it loads."""
@@ -42,12 +42,12 @@ class ThreadedModel(Generic[Model]):
         self._load = load
         self._model: Model | None = None
         self._failure = ""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=self.kind.replace(" ", "-"))
+        self._thread = FairThreads(self.kind.replace(" ", "-"), threads=1, each=1)
 
     async def start(self) -> None:
         """Load the model. Never raises: `loaded` and `unready` report a failure."""
         try:
-            self._model = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+            self._model = await self._thread.run(self._load)
         except Exception as error:  # whatever a file, transformers or a model's code brings
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self._failure = f"Cannot load {self.name}: {reason}"
@@ -67,7 +67,7 @@ class ThreadedModel(Generic[Model]):
         return self._model
 
     async def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
 
 
 @dataclass(eq=False)
@@ -113,11 +113,10 @@ class LocalEncoder(ThreadedModel[Model], Generic[Model, Encoded]):
         return await request.done
 
     async def _work(self, model: Model) -> None:
-        loop = asyncio.get_running_loop()
         while batch := self._next_round():
             texts = [text for _, some in batch for text in some]
             try:
-                rows = iter(await loop.run_in_executor(self._thread, self.compute, model, texts))
+                rows = iter(await self._thread.run(self.compute, model, texts))
             except Exception as error:  # a model's code may raise anything: that fails these requests, not the server
                 logger.exception("%s failed", self.name)
                 for request, _ in batch:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import logging
+from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from agent_server.engine_protocol.protocol import EngineError, SpeechOptions
 from agent_server.engines.encoders import HUB_NAME, ThreadedModel
 from agent_server.media.decoding import Decoder
 from agent_server.model_files import source_name
+from agent_server.user import current_user
 
 if TYPE_CHECKING:
     from agent_server.generation.multimodal.transcribing import SpeechModel
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("agent_server")
 MAX_WAITING = 32
-"""Recordings that may wait; more are refused."""
+"""Recordings that may wait; more are refused. One tenant may have half of them."""
 RATE = 16_000
 SAMPLE_BYTES = 2
 
@@ -51,19 +51,18 @@ class Transcriber(ThreadedModel["SpeechModel"]):
         super().__init__(name, load_checked)
         self._decoder = decoder
         self._longest = longest
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()
 
     async def transcribe(self, data: bytes, options: SpeechOptions) -> Transcript:
         """Transcribe a file. Raises EngineError."""
-        model = self.loaded()
-        if self._waiting >= MAX_WAITING:
+        model, tenant = self.loaded(), current_user.get().tenant
+        if self._waiting[tenant] >= MAX_WAITING // 2 or self._waiting.total() >= MAX_WAITING:
             raise EngineError("overloaded", "Too many recordings wait to be transcribed.", retryable=True)
-        self._waiting += 1
+        self._waiting[tenant] += 1
         try:
             samples = await self._decoder.sound(data, self._longest)
-            work = partial(model.transcribe, samples, options)
             try:
-                text, tokens = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+                text, tokens = await self._thread.run(model.transcribe, samples, options)
             except EngineError:
                 raise
             except Exception as error:  # a model's code may raise anything: that fails this request, not the server
@@ -71,7 +70,8 @@ class Transcriber(ThreadedModel["SpeechModel"]):
                 raise EngineError("internal", f"The transcription failed: {type(error).__name__}.") from error
             return Transcript(text, len(samples) / SAMPLE_BYTES / RATE, tokens)
         finally:
-            self._waiting -= 1
+            self._waiting[tenant] -= 1
+            self._waiting += Counter()  # without tenants that wait for none
 
     async def close(self) -> None:
         await self._decoder.close()

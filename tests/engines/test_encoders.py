@@ -1,17 +1,23 @@
-"""Requests to an encoder are computed in rounds, in which each tenant has its part."""
+"""Requests to an encoder are computed in rounds, in which each tenant has its part; recordings are taken in turn."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_server.engine_protocol.protocol import EngineError
+from agent_server.engine_protocol.protocol import EngineError, SpeechOptions
 from agent_server.engines.encoders import MAX_WAITING, ROUND, LocalEncoder
+from agent_server.engines.transcription import MAX_WAITING as MOST_RECORDINGS
+from agent_server.engines.transcription import RATE, Transcriber
+from agent_server.media.decoding import Decoder
+from agent_server.settings import MediaLimits
 from agent_server.user import User, current_user
 
 
@@ -87,3 +93,45 @@ async def test_a_failure_ends_the_requests_of_its_round_and_no_other() -> None:
         await rows(encoder, "a", [-1])
     assert await rows(encoder, "a", [3]) == [[3.0]]
     await encoder.close()
+
+
+class Speech:
+    """A speech model that says how many bytes it heard, one recording after the other."""
+
+    rate = RATE
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+        self.may_end = threading.Event()
+
+    def transcribe(self, samples: bytes, options: SpeechOptions) -> tuple[str, int]:
+        self.heard.append(len(samples))
+        self.may_end.wait(30)
+        return str(len(samples)), 1
+
+
+class Raw(Decoder):
+    async def sound(self, data: bytes, seconds: int, rate: int = RATE) -> bytes:
+        return data
+
+
+async def test_recordings_of_a_tenant_with_many_wait_for_anothers() -> None:
+    speech: Any = Speech()
+    transcriber = Transcriber("speech", lambda: speech, Raw(MediaLimits()), 60)
+    await transcriber.start()
+
+    async def transcribe(tenant: str, data: bytes) -> str:
+        current_user.set(User(tenant=tenant))
+        return (await transcriber.transcribe(data, SpeechOptions())).text
+
+    many = [asyncio.create_task(transcribe("a", b"aa")) for _ in range(MOST_RECORDINGS // 2)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(EngineError, match="Too many recordings wait"):
+        await asyncio.create_task(transcribe("a", b"aa"))
+    other = asyncio.create_task(transcribe("b", b"bbb"))
+    await asyncio.sleep(0.05)
+    speech.may_end.set()
+    assert await asyncio.gather(*many) == ["2"] * len(many) and await other == "3"
+    assert speech.heard[:3] in ([2, 3, 2], [2, 2, 3])
+    assert await asyncio.create_task(transcribe("a", b"aaaa")) == "4"
+    await transcriber.close()
