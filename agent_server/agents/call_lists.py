@@ -257,8 +257,8 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         rest = (before + _BRACKET)[sum(len(token.text) for token in tokens) :]
         tokens += self._encoded(rest)
         # The object as an element of the list, whose lines are indented by one level more.
-        end = text.rindex("}") + 1
-        level = re.search(r"\n(\s*)", text[len(before) : end])
+        end = text.rfind("}") + 1 or len(text)
+        level = re.search(r"\n([ \t]*)", text[len(before) : end])
         element = textwrap.indent(text[len(before) : end], level[1] if level else "")
         expected = f"{before}{_BRACKET}{element}\n]{text[end:]}"
         # An engine that treats the beginning as part of the prompt begins the grammar behind it.

@@ -146,6 +146,11 @@ async def test_the_list_continues_what_the_model_wrote_before_the_object():
     assert bytes(second.generated) == b"```json\n[\n" and len(calls(events)) == 2
 
 
+async def test_an_object_that_was_not_closed_is_made_a_list_too():
+    events, (_, second) = await answered('```json\n{"name": "paint", "arguments": ', LIST)
+    assert len(calls(events)) == 2 and bytes(second.prediction).startswith(b"```json\n[\n")
+
+
 @pytest.mark.parametrize("after", ["\nThat is how it is called.", " Or:\n" + MERGED])
 @pytest.mark.parametrize("merged", [MERGED, MERGED[8:-4], "```json\n{" + MERGED[8:-4] + "}\n```"])
 @pytest.mark.parametrize("chunk", [1, 1000])
