@@ -57,7 +57,7 @@ def area(radius):  # of a circle
 ++>
 ```
 """
-FORMULA = r"The area is \(\pi r^2\), from $5 to $10, and $x$ is\n\n\[ \frac{1}{2} \]"
+FORMULA = r"The area is \(\pi r^2 日本\), from $5 to $10, and $x$ is\n\n\[ \frac{1}{2} \]"
 STEPS = [{"description": each, "status": "enabled"} for each in ("Book a train", "Find a hotel", "Visit the museum")]
 EMAIL = {"to": "anna@example.com", "subject": "Lunch", "body": "Shall we have lunch at noon?"}
 

@@ -11,5 +11,5 @@ export interface Plugins {
 
 export const plugins: Plugins = {
   remarkPlugins: [[remarkMath, { singleDollarTextMath: false }]],
-  rehypePlugins: [[rehypeKatex, { output: "mathml", throwOnError: false, errorColor: "inherit", maxExpand: 200, maxSize: 20 }]],
+  rehypePlugins: [[rehypeKatex, { output: "mathml", throwOnError: false, strict: "ignore", errorColor: "inherit", maxExpand: 200, maxSize: 20 }]],
 };
