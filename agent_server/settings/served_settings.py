@@ -107,7 +107,7 @@ class PromptSettings(Section):
     tool_call_parser: str = ""
     """Name of the format whose tool calls are used; reasoning stays as detected."""
     render_seconds: Annotated[float, Option("render_time_limit")] = Field(5, gt=0)
-    """Seconds for rendering one prompt."""
+    """Seconds for rendering one prompt, and for waiting until it is rendered."""
     chat_template: Annotated[str | None, FIXED] = None
     """The template's text, used instead of the model's."""
     context_length: Annotated[int | None, FIXED] = None

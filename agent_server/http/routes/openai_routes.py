@@ -33,7 +33,6 @@ from adapters.openai_chat import ChatIdentity, ChatStream, chat_body
 from adapters.openai_completions import CompletionIdentity, CompletionStream, completion_body
 from adapters.tokenize import input_tokens_body, render_body
 from agent_server.engine_protocol.protocol import EngineError, SpeechOptions
-from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.http.middleware.context import speaks_anthropic
 from agent_server.http.routes.answering import (
     agent_for,
@@ -84,7 +83,7 @@ def routes(server: Server) -> list[BaseRoute]:
         parse = partial(openai_chat.parse, new_id=new_id)
         inbound = await read_request(server, request, parse, starts_run=False)
         prompts = await loaded_prompts(server, inbound.options.model)
-        tokens = await REQUEST_THREADS.run(prompt_tokens, prompts, inbound, "chat")
+        tokens = await prompts.run(partial(prompt_tokens, prompts, inbound, "chat"))
         return Response(input_tokens_body(tokens), media_type="application/json")
 
     async def completions(request: Request) -> Response:

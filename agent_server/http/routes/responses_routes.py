@@ -354,7 +354,7 @@ class Responses:
     async def count(self, request: Request) -> Response:
         inbound = await self._inbound(request, await read_body(request, self.server.settings.http.max_body))
         prompts = await loaded_prompts(self.server, inbound.options.model)
-        tokens = await REQUEST_THREADS.run(prompt_tokens, prompts, inbound, "responses")
+        tokens = await prompts.run(partial(prompt_tokens, prompts, inbound, "responses"))
         return answer({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def compact(self, request: Request) -> Response:

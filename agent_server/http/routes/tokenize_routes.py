@@ -74,7 +74,7 @@ async def render_chat(server: Server, request: Request) -> Prompt:
     inbound = await read_request(server, request, partial(openai_chat.parse, new_id=new_id), starts_run=False)
     agent_for(server, inbound.options.model)
     prompts = await loaded_prompts(server, inbound.options.model)
-    return await REQUEST_THREADS.run(render_prompt, prompts, inbound, "chat")
+    return await prompts.run(partial(render_prompt, prompts, inbound, "chat"))
 
 
 def prompt_tokens(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> int:
@@ -95,7 +95,8 @@ def routes(server: Server) -> list[BaseRoute]:
     async def tokenize(request: Request) -> Response:
         inbound = await read_request(server, request, partial(parse_tokenize, new_id=new_id), starts_run=False)
         prompts = await loaded_prompts(server, inbound.options.model)
-        tokens = await REQUEST_THREADS.run(token_ids, prompts, inbound)
+        run = prompts.run if inbound.extra.prompt is None else REQUEST_THREADS.run  # a text is not rendered
+        tokens = await run(partial(token_ids, prompts, inbound))
         strings = await collect_yielding(token_texts(prompts, tokens)) if inbound.extra.strings else None
         if inbound.extra.native:
             return Response(native_tokens_body(tokens, strings), media_type="application/json")
@@ -115,7 +116,7 @@ def routes(server: Server) -> list[BaseRoute]:
         parse = partial(anthropic_messages.parse_count, new_id=new_id)
         inbound = await read_request(server, request, parse, starts_run=False)
         prompts = await loaded_prompts(server, inbound.options.model)
-        tokens = await REQUEST_THREADS.run(prompt_tokens, prompts, inbound, "messages")
+        tokens = await prompts.run(partial(prompt_tokens, prompts, inbound, "messages"))
         return Response(anthropic_messages.count_body(tokens), media_type="application/json")
 
     return [

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 from ag_ui.core import AudioPart, ImagePart, RunAgentInput, Tool
@@ -43,6 +43,7 @@ from events.template.environment import ChatTemplate
 from events.template.messages import build_conversation
 from events.template.response_template import apply_response_template
 
+T = TypeVar("T")
 DEFAULT_MAX_CHARACTERS = 4_000_000
 RENDER_SECONDS = 5.0
 
@@ -176,25 +177,29 @@ class PromptBuilder:
         fits: bool = True,
     ) -> Prompt:
         """Call `build` in a thread, so that a slow template does not block the event loop; small requests that are
-        known to be quick are built directly (see `quick_builds`). The threads are this builder's own, so a template
-        that never ends cannot exhaust the server's.
-
-        Raises EngineError("timeout") after `render_seconds`, and EngineError("overloaded") after as long a wait for a
-        thread."""
+        known to be quick are built directly (see `quick_builds`). Raises what `build` and `run` raise."""
         build = partial(self.build, input, options, instructions, takes=takes, fits=fits)
         texts = small_texts(input, options, instructions)
         if texts is not None and self._controls.is_prepared_for(texts):
             if self._quick.may_follow:
                 return self._quick.measure(build)
             build = partial(self._quick.measure, build)
+        return await self.run(build)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Call `work`, which renders prompts, in a thread. The threads are this builder's own, so a template that never
+        ends cannot exhaust the server's.
+
+        Raises EngineError("timeout") after `render_seconds`, and EngineError("overloaded") after as long a wait for a
+        thread."""
         loop, seconds = asyncio.get_running_loop(), self.settings.render_seconds
         has_begun = False
 
-        def begin() -> Prompt:
+        def begin() -> T:
             nonlocal has_begun
             has_begun = True
             loop.call_soon_threadsafe(restart_clock)
-            return build()
+            return work()
 
         def restart_clock() -> None:
             with contextlib.suppress(RuntimeError):  # the time was over

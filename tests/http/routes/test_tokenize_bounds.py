@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import httpx
 import pytest
 
 from agent_server.models.prompting import encoding
 from agent_server.models.prompting.encoding import COUNTED_CHARACTERS
+from events.template.environment import ChatTemplate
 from tests.server import Running, scripted, serving
 
 
@@ -94,3 +98,32 @@ async def test_a_prompt_is_not_encoded_further_than_its_context(running: Running
         raw = await client.post("/v1/completions", json={"model": "default", "prompt": long, "max_tokens": 1})
     assert refused.status_code == raw.status_code == 400
     assert 0 < max(slices, default=0) < 2 * context(running)
+
+
+CHAT = {"model": "default", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+RENDERING = {
+    "/tokenize": CHAT,
+    "/apply-template": CHAT,
+    "/v1/chat/completions/input_tokens": CHAT,
+    "/v1/chat/completions/render": CHAT,
+    "/v1/messages/count_tokens": CHAT,
+    "/v1/responses/input_tokens": {"model": "default", "input": "Hi"},
+}
+
+
+async def test_a_template_that_never_ends_leaves_other_requests_alone(monkeypatch: pytest.MonkeyPatch):
+    """Each route that renders a prompt says so in time, and large bodies are still read."""
+    may_end, usual = threading.Event(), ChatTemplate.render_prompt
+    async with (
+        serving(scripted("Hi"), render_time_limit=0.3) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=20) as client,
+    ):
+        monkeypatch.setattr(ChatTemplate, "render_prompt", lambda *a, **k: (may_end.wait(30), usual(*a, **k))[1])
+        try:
+            asked = [client.post(path, json=body) for path, body in RENDERING.items() for _ in range(2)]
+            answers = await asyncio.gather(*asked)
+            assert {answer.status_code for answer in answers} == {503, 504, 529}, [answer.text for answer in answers]
+            counted = await client.post("/tokenize", json={"prompt": "hello world " * 8000})
+            assert counted.status_code == 200 and counted.json()["count"] > 8000
+        finally:
+            may_end.set()
