@@ -20,7 +20,7 @@ from adapters.errors import RequestError
 NewId = Callable[[str], str]
 
 
-class Placed(NamedTuple):
+class PlacedMessage(NamedTuple):
     """A message and its position in the request ("messages.3")."""
 
     message: Message
@@ -32,7 +32,7 @@ class _Owned(NamedTuple):
     message: ToolMessage
 
 
-def put_in_order(history: Sequence[Placed], new_id: NewId, *, id_field: str = "tool_call_id") -> list[Message]:
+def put_in_order(history: Sequence[PlacedMessage], new_id: NewId, *, id_field: str = "tool_call_id") -> list[Message]:
     """Move every tool result directly after the message that made its call, in the order of the calls.
 
     If two calls share an id, the later one gets a new id. Raises RequestError for a result that answers no call.

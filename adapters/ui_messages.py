@@ -49,7 +49,7 @@ OWN_FIELDS = ("id", "messages", "trigger", "messageId", "tools", "system", "stat
 DENIED = "The user did not approve this call; it was not made."
 
 
-class Continued(msgspec.Struct, frozen=True, kw_only=True):
+class ContinuedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The UI message that a run continues, and its calls that the person denied."""
 
     id: str | None = None
@@ -77,7 +77,7 @@ def parse(
         messages += _messages(message, f"messages.{i}")
     if not isinstance(resume := values.get("resume") or [], list):
         raise wrong("resume", "must be an array of answers to interrupts")
-    continued = Continued()
+    continued = ContinuedMessage()
     if sent and sent[-1].get("role") == "assistant":
         denied: list[str] = []
         for part in _parts(sent[-1]):
@@ -88,7 +88,7 @@ def parse(
                     resume = [*resume, answer]
                     if not is_approved:
                         denied.append(str(part.get("toolCallId")))
-        continued = Continued(id=str(sent[-1].get("id")), denied=tuple(denied))
+        continued = ContinuedMessage(id=str(sent[-1].get("id")), denied=tuple(denied))
     props = {key: value for key, value in values.items() if key not in OWN_FIELDS}
     tools = values.get("tools")
     if isinstance(tools, dict):  # assistant-ui's tools by name
@@ -113,12 +113,12 @@ def parse(
     return agui.from_wire(wire, limits=limits, media=media)
 
 
-def continued_by(props: object) -> Continued:
+def continued_by(props: object) -> ContinuedMessage:
     """Return the UI message that a run with these `forwardedProps` continues."""
     try:
-        return msgspec.convert(props.get(CONTINUED) or {} if isinstance(props, dict) else {}, Continued)
+        return msgspec.convert(props.get(CONTINUED) or {} if isinstance(props, dict) else {}, ContinuedMessage)
     except msgspec.ValidationError:
-        return Continued()
+        return ContinuedMessage()
 
 
 def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ from agent_server.generation.core.step import Core
 from agent_server.generation.device import Arrival, indexed
 from agent_server.generation.execution.runner import PackedRunner
 from agent_server.generation.loading.loader import assemble
-from agent_server.generation.scheduling.messages import Cancel, EngineConfig, Failed, Submit
+from agent_server.generation.scheduling.messages import Cancel, EngineConfig, RequestFailed, Submit
 from agent_server.model_files import ModelFiles
 from events.options import SamplingParams
 
@@ -360,7 +360,7 @@ def ours(
                 kept.whole.append(now - start)
                 kept.waited.append(waited[0])
             for _, item in items:
-                if isinstance(item, Failed):
+                if isinstance(item, RequestFailed):
                     raise RuntimeError(item.message)
                 if isinstance(item, Delta):
                     if not tokens and first is not None:

@@ -30,7 +30,7 @@ from ag_ui.core import (
 )
 
 from adapters.body import KINDS, Limits, check_media, current_turn_start, notes_of_request, wrong
-from adapters.client_history import NewId, Placed, object_text, put_in_order, unwrap
+from adapters.client_history import NewId, PlacedMessage, object_text, put_in_order, unwrap
 from adapters.request_tools import declarations_text
 from events.options import SEPARATOR
 
@@ -84,13 +84,13 @@ def read_turns(
         raise wrong("messages", f"must have at most {limits.messages} items")
     turn_start = current_turn_start(turn.role for turn in turns)
     reader = _ContentReader(new_id, limits, deferred)
-    placed: list[Placed] = []
+    placed: list[PlacedMessage] = []
     for i, turn in enumerate(turns):
         # A system message that applies to a single user turn is dropped when that turn has ended.
         if turn.clear_at == "next_user_message" and any(later.role == "user" for later in turns[i + 1 :]):
             continue
         at = f"messages.{i}"
-        placed += [Placed(message, at) for message in reader.read(turn, at, media if i >= turn_start else KINDS)]
+        placed += [PlacedMessage(message, at) for message in reader.read(turn, at, media if i >= turn_start else KINDS)]
     if not placed:
         raise wrong("messages", "must contain more than changes of the tools")
     return put_in_order(placed, new_id, id_field="content.tool_use_id")

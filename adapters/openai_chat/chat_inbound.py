@@ -51,7 +51,7 @@ from adapters.body import (
     read_object,
     wrong,
 )
-from adapters.client_history import NewId, Placed, object_text, put_in_order
+from adapters.client_history import NewId, PlacedMessage, object_text, put_in_order
 from adapters.request_fields import (
     BOOLEAN,
     INTEGER,
@@ -352,7 +352,7 @@ def read_messages(
     turn_start = current_turn_start(message.role.strip().lower() for message in messages)
     reader = _ChatMessagesReader(new_id, limits)
     placed = [
-        Placed(result, f"messages.{i}")
+        PlacedMessage(result, f"messages.{i}")
         for i, message in enumerate(messages)
         for result in reader.read(message, f"messages.{i}", media if i >= turn_start else KINDS)
     ]

@@ -28,7 +28,7 @@ from ag_ui.core import (
 )
 
 from adapters.body import KINDS, Limits, current_turn_start, notes_of_request, wrong
-from adapters.client_history import NewId, Placed, object_text, unwrap
+from adapters.client_history import NewId, PlacedMessage, object_text, unwrap
 from adapters.openai_chat import read_part
 from adapters.openai_responses.client_tools import HOSTED_ITEMS, call_of, joined_name, output_of
 from adapters.request_tools import arguments_of
@@ -102,7 +102,7 @@ def read_input(
     before: Sequence[Mapping[str, object]] = (),
     open_seal: OpenSeal = no_seals,
     deferred: Mapping[str, Tool] = MappingProxyType({}),
-) -> list[Placed]:
+) -> list[PlacedMessage]:
     """Convert `input` to messages with their positions. Raises RequestError("invalid_request"), which names the item.
 
     items: the items that it may refer to. before: the items of the conversation that it continues. open_seal: reads
@@ -111,7 +111,7 @@ def read_input(
     if isinstance(value, str) and before:
         value = [{"role": "user", "content": value}]
     if isinstance(value, str):
-        return [Placed(UserMessage(id=new_id("msg"), content=value), "input")]
+        return [PlacedMessage(UserMessage(id=new_id("msg"), content=value), "input")]
     if not isinstance(value, list) or not value:
         raise wrong("input", "must be text or an array of items")
     if len(value) > limits.messages:
@@ -144,7 +144,7 @@ class _ItemsReader:
         self._items = items
         self._deferred = deferred
         self._open_seal = open_seal
-        self.messages: list[Placed] = []
+        self.messages: list[PlacedMessage] = []
         self._new_id = new_id
         self._limits = limits
         self._media: Collection[str] = ()
@@ -221,7 +221,7 @@ class _ItemsReader:
             notes_of_request().warn(f"{at} is left out: its type is not known here.")
 
     def _add(self, message: Message, at: str) -> None:
-        self.messages.append(Placed(message, at))
+        self.messages.append(PlacedMessage(message, at))
         self._turn = message if isinstance(message, AssistantMessage) else None
 
     def _message(self, item: dict[str, Any], at: str) -> None:
@@ -268,7 +268,7 @@ class _ItemsReader:
             self._add(UserMessage(id=f"{id}_asked", content=SUMMARY_QUESTION), at)
             self._add(AssistantMessage(id=f"{id}_summary", content=content), at)
         else:  # clients may or may not send the earlier items too
-            self.messages = [Placed(message, at) for message in content]
+            self.messages = [PlacedMessage(message, at) for message in content]
         self._turn = None  # calls that follow are no part of the summary
 
     def _joined_text(self, parts: object, at: str) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from ag_ui.core import AssistantMessage, Message, ResumeEntry, RunAgentInput, SystemMessage, ToolMessage
 
 from adapters.body import DEFAULT_LIMITS, Inbound, Lenient, Limits, convert, flag, notes_of_request, read_object, wrong
-from adapters.client_history import NewId, Placed, put_in_order
+from adapters.client_history import NewId, PlacedMessage, put_in_order
 from adapters.openai_responses.client_tools import ClientTools, ToolForm, found_tools, read_client_tools, tools_in_items
 from adapters.openai_responses.input_items import (
     APPROVAL_PREFIX,
@@ -188,7 +188,7 @@ def read_values(
     if flags.background and not flags.store:
         raise wrong("background", "needs store: the answer could not be fetched")
     continues = bool(flags.previous or (flags.conversation and approvals))
-    placed: list[Placed] = []
+    placed: list[PlacedMessage] = []
     if values["input"] is not None:
         placed = read_input(
             values["input"], new_id=new_id, limits=limits, media=media, items=items, before=before,
@@ -242,7 +242,7 @@ def _approvals(items: Sequence[Mapping[str, object]]) -> list[ResumeEntry] | Non
 class PendingMessages(msgspec.Struct, frozen=True, kw_only=True):
     """The messages of a request that continues a stored response, until that response is fetched."""
 
-    inbound_messages: list[Placed]
+    inbound_messages: list[PlacedMessage]
     instructions: str | None
 
 
@@ -283,12 +283,12 @@ def with_history(
     call is in neither.
     """
     waiting: Continuation = inbound.extra
-    earlier = [Placed(message, "previous_response_id") for message in history]
+    earlier = [PlacedMessage(message, "previous_response_id") for message in history]
     used_ids = {message.id for message in history}
-    own: list[Placed] = []
+    own: list[PlacedMessage] = []
     for placed in waiting.pending.inbound_messages:
         if placed.message.id in used_ids:  # a client may repeat an item of the history
-            placed = Placed(placed.message.model_copy(update={"id": new_id("msg")}), placed.at)
+            placed = PlacedMessage(placed.message.model_copy(update={"id": new_id("msg")}), placed.at)
         used_ids.add(placed.message.id)
         own.append(placed)
     messages = put_in_order([*earlier, *own], new_id, id_field="call_id")

@@ -17,17 +17,17 @@ from agent_server.agents import interrupts
 from agent_server.agents.agent import Agent
 from agent_server.agents.checkpoints import CallCheckpoint, KnownResult
 from agent_server.agents.conversation_context import ConversationContext
-from agent_server.agents.early_calls import EarlyCall, EarlyCalls, Stage
+from agent_server.agents.early_calls import EarlyCall, EarlyCalls, StagedEffects
 from agent_server.agents.guardrails import Forbidden, joined, strings
-from agent_server.agents.running import Callee, CallResult, Pending, answer_all, failure
+from agent_server.agents.running import Callee, CallResult, PendingCall, answer_all, failure
 from agent_server.agents.server_tools import Tool, ToolFault, read_arguments
 from agent_server.agents.tool_context import ToolActivity, ToolContext
 from agent_server.models.prompting.schemas import validate
 from agent_server.observability.tracing import failed, note_content, span
-from agent_server.runs.store.records import AskedPerson, HeldCall
+from agent_server.runs.store.records import HeldCall, PendingQuestion
 from events.vocabulary import ActivitySnapshot, Interrupt, ToolCallResult
 
-Questions = list[AskedPerson]
+Questions = list[PendingQuestion]
 CANNOT_ASK = "This call needs a person's approval, and this connection cannot ask for it. It was not made."
 
 NOT_MADE = "A guard of this server stopped the message, so the call was not made."
@@ -62,7 +62,7 @@ class Caller:
         invalid: schema errors by call id. They become the call's result, unless the tool checks its arguments itself.
         """
         questions: Questions = []
-        pending: list[Pending] = []
+        pending: list[PendingCall] = []
         early_calls: dict[str, EarlyCall] = {}
         for call in calls:
             name = call.function.name
@@ -102,7 +102,7 @@ class Caller:
         """Resume the calls of a run whose server stopped: send the known results, repeat the calls that are safe to
         repeat, and answer the others with an unknown outcome."""
         questions: Questions = []
-        pending: list[Pending] = []
+        pending: list[PendingCall] = []
         for call in calls:
             callee = self._tools.callees.get(call.name)
             # The tool whose approval a person is asked for before the call.
@@ -145,7 +145,7 @@ class Caller:
 
     async def follow_decisions(self, decisions: Sequence[interrupts.Decision]) -> Questions:
         """Make the approved calls and answer the denied ones; return the questions that remain."""
-        pending: list[Pending] = []
+        pending: list[PendingCall] = []
         for decision in decisions:
             call = decision.record.call
             call_id, name = call["id"], call["name"]
@@ -185,7 +185,7 @@ class Caller:
         except ToolFault:
             return None
         callee = self._tools.callees[name]
-        stage = Stage(self._emit, self._state)
+        stage = StagedEffects(self._emit, self._state)
         pending = self._pending_call(call_id, name, arguments, callee, stage=stage)
 
         async def validate_and_execute() -> CallResult:
@@ -200,7 +200,7 @@ class Caller:
         task = asyncio.create_task(validate_and_execute(), name=f"tool {name}")
         return EarlyCall(pending=pending, stage=stage, task=task)
 
-    async def _execute(self, pending: Pending) -> CallResult:
+    async def _execute(self, pending: PendingCall) -> CallResult:
         """Make a call, once a concurrency slot is free, and return its result."""
         if pending.known_result is not None or pending.callee is None:
             return pending.known_result or failure("There is nothing to call.")
@@ -225,7 +225,7 @@ class Caller:
             return answer
 
     async def _run_pending(
-        self, pending: Sequence[Pending], early_calls: Mapping[str, EarlyCall], awaiting: Sequence[CallCheckpoint]
+        self, pending: Sequence[PendingCall], early_calls: Mapping[str, EarlyCall], awaiting: Sequence[CallCheckpoint]
     ) -> Questions:
         """Make the calls, send their results in order, and return the questions to a person.
 
@@ -234,14 +234,14 @@ class Caller:
         """
         questions: Questions = []
 
-        async def answer(each: Pending) -> CallResult:
+        async def answer(each: PendingCall) -> CallResult:
             if (early_call := early_calls.get(each.call_id)) is not None:
                 return await early_call.task
             result = await self._execute(each)
             # Sent as soon as the call has ended, so that it is saved with the result, which waits for earlier calls.
             return result if result.question is not None else self._push_state(result)
 
-        async def record_end(each: Pending, answer: CallResult) -> None:
+        async def record_end(each: PendingCall, answer: CallResult) -> None:
             """Save the result in the checkpoint and, for a call that an interrupt stopped, with the interrupt as well:
             such a call must not be made twice. An early call is safe to repeat; until its result is sent, its change to
             the state is nowhere but in its stage."""
@@ -254,7 +254,7 @@ class Caller:
             else:
                 await self._record_result(each.interrupt_id, self._without_question(answer).content, each.message_id)
 
-        async def send(each: Pending, answer: CallResult) -> None:
+        async def send(each: PendingCall, answer: CallResult) -> None:
             if answer.question is not None and self._may_ask:
                 interrupt = interrupts.question(
                     answer.question, each.call_id, self._context.new_id("int"), datetime.now(UTC)
@@ -298,7 +298,7 @@ class Caller:
         assert self._context.thread is not None
         await self._context.thread.record_result(interrupt_id, content, message_id)
 
-    def _push_state(self, answer: CallResult, stage: Stage | None = None) -> CallResult:
+    def _push_state(self, answer: CallResult, stage: StagedEffects | None = None) -> CallResult:
         """Push what changed in the state, for an early call in its stage. Return the result, or an error in its place
         if the change is refused."""
         try:
@@ -310,7 +310,7 @@ class Caller:
         return answer
 
     def _answer(
-        self, call_id: str, answer: CallResult, message_id: str | None = None, stage: Stage | None = None
+        self, call_id: str, answer: CallResult, message_id: str | None = None, stage: StagedEffects | None = None
     ) -> None:
         """Push the call's changes to the state, then send its result and add it to the conversation."""
         answer = self._push_state(answer, stage)
@@ -348,8 +348,8 @@ class Caller:
         *,
         answers: Sequence[object] = (),
         continuation: object = None,
-        stage: Stage | None = None,
-    ) -> Pending:
+        stage: StagedEffects | None = None,
+    ) -> PendingCall:
         run = self._context
         emit = self._emit if stage is None else stage.emit
         activity = ToolActivity(run.new_id("activity"), {"toolCallId": call_id, "toolName": name}, emit)
@@ -371,19 +371,19 @@ class Caller:
             keep=None if self._checkpointer is None else partial(self._checkpointer.keep_handle, call_id),
             is_leaving=lambda: run.stopped_by() in ("shutdown", "superseded"),
         )
-        return Pending(call_id=call_id, name=name, arguments=arguments, callee=callee, context=context)
+        return PendingCall(call_id=call_id, name=name, arguments=arguments, callee=callee, context=context)
 
-    def _answered_call(self, call_id: str, name: str, answer: CallResult) -> Pending:
+    def _answered_call(self, call_id: str, name: str, answer: CallResult) -> PendingCall:
         """A call with a known result, which is not made."""
         return msgspec.structs.replace(self._pending_call(call_id, name, {}, None), known_result=answer)
 
-    def _approval_interrupt(self, tool: Tool, arguments: dict[str, object], call_id: str) -> AskedPerson:
+    def _approval_interrupt(self, tool: Tool, arguments: dict[str, object], call_id: str) -> PendingQuestion:
         interrupt = interrupts.approval(tool, arguments, call_id, self._context.new_id("int"), datetime.now(UTC))
         return self._asked_person(interrupt, call_id, tool.name, arguments, [])
 
     def _asked_person(
         self, interrupt: Interrupt, call_id: str, name: str, arguments: dict[str, object], answers: Sequence[object]
-    ) -> AskedPerson:
+    ) -> PendingQuestion:
         """An interrupt with the call that it stops and the agent that made the call, as the store keeps them."""
         call: HeldCall = {
             "id": call_id, "name": name, "arguments": arguments, "answers": answers, "agent": self._agent,
@@ -397,7 +397,7 @@ def _asking_checkpoint(call: HeldCall) -> CallCheckpoint:
     return CallCheckpoint(id=call["id"], name=call["name"], arguments=call["arguments"], answers=answers, asks=True)
 
 
-def _call_checkpoint(pending: Pending) -> CallCheckpoint:
+def _call_checkpoint(pending: PendingCall) -> CallCheckpoint:
     """The checkpoint of a running call. A call with a known result has already ended."""
     checkpoint = CallCheckpoint(
         id=pending.call_id, name=pending.name, arguments=pending.arguments, answers=pending.context.answers,

@@ -29,7 +29,7 @@ from agent_server.pacing import PART, collect_yielding
 from agent_server.runs import Ending, OpenThread, RunContext
 from agent_server.runs.resumption import bare_input, request_digest
 from agent_server.runs.store import StoreUnavailable
-from agent_server.runs.store.records import AskedPerson, InterruptAnswer, InterruptRecord, RunRecord
+from agent_server.runs.store.records import InterruptAnswer, InterruptRecord, PendingQuestion, RunRecord
 from events.message import each_model, to_dicts
 from events.options import GenerationOptions
 from events.vocabulary import Event, MessagesSnapshot, RunOutcome, SuccessOutcome, TokenUsage, ToolCallResult
@@ -293,7 +293,7 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     decisions: Sequence[Decision] = ()
     known_results: Sequence[KnownResult] = ()
     repeated: RunRecord | None = None
-    questions: Sequence[AskedPerson] = ()
+    questions: Sequence[PendingQuestion] = ()
     checkpoint: RunCheckpoint | None = None
 
     @property

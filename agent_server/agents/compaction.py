@@ -45,7 +45,7 @@ MESSAGE_BYTES = 16
 HEAD_ROLES = ("system", "developer")
 
 
-class Compacted(msgspec.Struct, frozen=True, kw_only=True):
+class CompactedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """What was left out of the prompt. cut: index of the first message of the conversation that stays in the prompt;
     the instructions at its head stay in any case."""
 
@@ -91,7 +91,7 @@ class Compactor:
         self._recorder = context.run.recorder
         self._emit = context.emit
         self._summarise = summarise
-        self._compacted: Compacted | None = None
+        self._compacted: CompactedPrompt | None = None
         self._stored_checked = False
 
     def view(self) -> list[Message]:
@@ -116,7 +116,7 @@ class Compactor:
                 content: dict[str, Any] = stored["content"]
                 cut = index_after_comparable(prompt, content["messages"])
                 if cut is not None and content["digest"] == digest(prompt[:cut]):
-                    self._compacted = Compacted(cut=cut, summary=content.get("summary"))
+                    self._compacted = CompactedPrompt(cut=cut, summary=content.get("summary"))
                     break
         tokens = before = await self._turns.prompt_length(*next_request())
         failed: str | None = None
@@ -129,7 +129,7 @@ class Compactor:
             if cut is None:
                 return  # nothing can be left out; a turn that does not fit reports that itself
             summary, failed = await self._summary(cut, int(PIECE * context / per_byte))
-            self._compacted = Compacted(cut=cut, summary=summary)
+            self._compacted = CompactedPrompt(cut=cut, summary=summary)
             tokens = await self._turns.prompt_length(*next_request())
             if tokens <= limit or share == 0.0:
                 break
@@ -146,7 +146,7 @@ class Compactor:
         summary, failed = await self._summary(len(prompt), piece)
         if summary is None:
             raise EngineError("internal", failed or NO_SUMMARY)
-        self._compacted = Compacted(cut=len(prompt), summary=summary)
+        self._compacted = CompactedPrompt(cut=len(prompt), summary=summary)
         after = await self._turns.prompt_length(*next_request())
         self._emit_activity({"before": before, "after": after, "context": context}, None)
 
@@ -203,7 +203,7 @@ class Compactor:
         self._conversation.visible.append(ActivityMessage(id=id, activity_type=COMPACTED, content=content))
 
 
-def compacted_view(prompt: Sequence[Message], compacted: Compacted | None) -> list[Message]:
+def compacted_view(prompt: Sequence[Message], compacted: CompactedPrompt | None) -> list[Message]:
     """The conversation as the model gets it: the client's instructions at its head, what replaces the messages before
     the cut, and the rest."""
     if compacted is None:

@@ -18,7 +18,7 @@ import msgspec
 from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolMessage
 
 from agent_server.agents.conversation import Conversation
-from agent_server.agents.running import CallResult, Pending
+from agent_server.agents.running import CallResult, PendingCall
 from agent_server.agents.server_tools import ToolFault
 from agent_server.agents.state import SharedState, copied
 from agent_server.engine_protocol.protocol import EngineError
@@ -35,7 +35,7 @@ DISCARD_SECONDS = 1.0
 """How long a run waits for discarded calls to end. Code that does not honour cancellation is left running."""
 
 
-class Stage:
+class StagedEffects:
     """The effects of an early call on the run, held until its message is complete.
 
     state: a copy of the shared state, for the call to change. emit: sends events after `release`.
@@ -89,8 +89,8 @@ class Stage:
 class EarlyCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call that was started early, its held effects, and its task."""
 
-    pending: Pending
-    stage: Stage
+    pending: PendingCall
+    stage: StagedEffects
     task: asyncio.Task[CallResult]
 
 

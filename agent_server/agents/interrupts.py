@@ -15,7 +15,7 @@ from adapters.errors import RequestError
 from agent_server.agents.server_tools import Tool
 from agent_server.agents.tool_context import APPROVAL, InputRequired
 from agent_server.models.prompting.schemas import mismatch, moved
-from agent_server.runs.store.records import AskedPerson, InterruptAnswer, InterruptRecord
+from agent_server.runs.store.records import InterruptAnswer, InterruptRecord, PendingQuestion
 from events.vocabulary import Interrupt
 
 DENIED = "The user did not approve this call; it was not made."
@@ -201,7 +201,7 @@ async def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) 
     return Decision(record=record, entry=entry, arguments=final_arguments, answers=answers)
 
 
-def repeat_question(record: InterruptRecord, faults: Mapping[str, str]) -> AskedPerson:
+def repeat_question(record: InterruptRecord, faults: Mapping[str, str]) -> PendingQuestion:
     """An open interrupt to ask again, under the same id. If its last answer was wrong, the error precedes the
     question."""
     fault, question = faults.get(record.id), record.call.get("question", record.interrupt.get("message"))

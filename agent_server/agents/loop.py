@@ -23,7 +23,7 @@ from agent_server.engine_protocol.protocol import EngineError
 from agent_server.pacing import collect_yielding
 from agent_server.runs import Ending
 from agent_server.runs.journal import ReplayDiverged
-from agent_server.runs.store.records import AskedPerson
+from agent_server.runs.store.records import PendingQuestion
 from events.message import each_model
 from events.options import GenerationOptions, ToolChoice
 from events.vocabulary import (
@@ -48,7 +48,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     reason: str = "stop"
     pending: tuple[str, ...] = ()
-    questions: tuple[AskedPerson, ...] = ()
+    questions: tuple[PendingQuestion, ...] = ()
 
 
 class Loop:
@@ -112,7 +112,7 @@ class Loop:
     async def _resume_calls(self, checkpoint: RunCheckpoint) -> Outcome | None:
         return self._outcome_if_unanswered(await self._caller.resume_calls(checkpoint.calls))
 
-    def _outcome_if_unanswered(self, questions: Sequence[AskedPerson]) -> Outcome | None:
+    def _outcome_if_unanswered(self, questions: Sequence[PendingQuestion]) -> Outcome | None:
         """The outcome if the run must end before the model's next turn: with questions to a person, or with calls that
         the client has not answered."""
         if questions:

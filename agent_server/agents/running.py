@@ -196,7 +196,7 @@ def capped_message(message: str, limit: int = 2000) -> str:
     return message if len(message) <= limit else message[:limit] + "..."
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
+class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call to be answered now.
 
     context: for the callee. known_result: the result, if no call is made. interrupt_id: of the interrupt whose answer
@@ -213,12 +213,12 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     message_id: str | None = None
 
 
-OnResult = Callable[[Pending, CallResult], Awaitable[None]]
+OnResult = Callable[[PendingCall, CallResult], Awaitable[None]]
 
 
 async def answer_all(
-    pending: Sequence[Pending],
-    answer: Callable[[Pending], Awaitable[CallResult]],
+    pending: Sequence[PendingCall],
+    answer: Callable[[PendingCall], Awaitable[CallResult]],
     on_end: OnResult,
     on_result: OnResult,
 ) -> None:
@@ -227,7 +227,7 @@ async def answer_all(
     on_end: called with each result as soon as its call ends. on_result: called with each result in the calls' order.
     """
 
-    async def run_call(each: Pending) -> CallResult:
+    async def run_call(each: PendingCall) -> CallResult:
         result = await answer(each)
         await on_end(each, result)
         return result

@@ -61,7 +61,7 @@ from events.vocabulary import MCP_TOOLS_EVENT, Custom, Event, MessagesSnapshot
 if TYPE_CHECKING:
     from adapters.forwarded_props import ProxiedRequest
     from agent_server.agents.mcp.app_requests import AppRequests
-    from agent_server.agents.mcp.mcp_tools import McpConnections, McpTools, Offer
+    from agent_server.agents.mcp.mcp_tools import McpConnections, McpTools, ToolOffer
 
 Emit = Callable[[Event], None]
 SUMMARY_INSTRUCTIONS = "Summarise the following thoughts in one or two short sentences, in their language."
@@ -384,14 +384,14 @@ class AgentRun:
             context=surfaces.prompt_context(run.input.context or ()),
         )
 
-    async def _requested_offers(self, limits: ToolLimits) -> list[Offer]:
+    async def _requested_offers(self, limits: ToolLimits) -> list[ToolOffer]:
         """The tools of the MCP servers that the request names. Sends an event with the tools of each."""
         servers, user = self._run.options.mcp_servers, self._run.user
         if not servers:
             return []
         from agent_server.agents.mcp.mcp_tools import requested_offer
 
-        offers: list[Offer] = []
+        offers: list[ToolOffer] = []
         requests = (requested_offer(server, limits, user) for server in servers)
         for tools, offer, description in await asyncio.gather(*requests):
             self._requested_mcp.append(tools)

@@ -27,7 +27,7 @@ from events.vocabulary import Event, RunError
 EmitEvent = Callable[[Event], None]
 
 
-class Unreadable(EngineError):
+class UnparsableOutput(EngineError):
     """The model's output could not be parsed, and the request asks to fail the run in that case."""
 
     def __init__(self, message: str, code: str | None) -> None:
@@ -144,11 +144,11 @@ class TurnOutput:
         return joined(events) if len(delta.tokens) > 1 else events
 
     def emit(self, events: list[Event]) -> None:
-        """Record the model's events and send them. Raises Unreadable."""
+        """Record the model's events and send them. Raises UnparsableOutput."""
         record = self._model_folder.add if self._follow is None else self._record
         for event in events:
             if type(event) is RunError:
-                raise Unreadable(event.message, event.code)
+                raise UnparsableOutput(event.message, event.code)
             record(event)
             self.send(event)
             if self._on_event is not None:
@@ -206,9 +206,9 @@ class TurnOutput:
                     self._on_event(visible_event)
 
     def _record(self, event: Event) -> None:
-        """Add an event to the turn's messages as the model wrote it. Raises Unreadable."""
+        """Add an event to the turn's messages as the model wrote it. Raises UnparsableOutput."""
         if isinstance(event, RunError):
-            raise Unreadable(event.message, event.code)
+            raise UnparsableOutput(event.message, event.code)
         self._model_folder.add(event)
         if self._follow is not None:
             self._follow(event)

@@ -38,7 +38,7 @@ class ExpectedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return name == self.name and contains(arguments, self.arguments)
 
 
-class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ExpectedOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The expected outcome of a case.
 
     calls: all expected calls, in any order; [] for none; None to accept any. more_calls: accept further calls.
@@ -70,10 +70,10 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     state: dict[str, Any] | None = None
     tools: list[dict[str, Any]] = []
     approve: bool | None = None
-    expect: Expected
+    expect: ExpectedOutcome
 
 
-class Observed(msgspec.Struct, kw_only=True):
+class ObservedOutcome(msgspec.Struct, kw_only=True):
     """The outcome of a case's runs. calls: (name, arguments) in order."""
 
     text: str = ""
@@ -123,7 +123,7 @@ def contains(value: object, expected: object) -> bool:
     return (are_numbers or type(value) is type(expected)) and value == expected
 
 
-def judge(expected: Expected, observed: Observed) -> list[str]:
+def judge(expected: ExpectedOutcome, observed: ObservedOutcome) -> list[str]:
     """Compare a case's outcome with the expectation. Returns a sentence for each difference; [] if it passes."""
     faults = []
     if observed.outcome != expected.outcome:
@@ -218,13 +218,13 @@ def _refuse(message: str) -> None:
     raise typer.Exit(2)
 
 
-async def results_of(server: Server, cases: Sequence[Case], at_once: int) -> list[Observed]:
+async def results_of(server: Server, cases: Sequence[Case], at_once: int) -> list[ObservedOutcome]:
     """Run the cases and return their outcomes in order. Starts and closes the server. Raises StartupError."""
     from agent_server.http.server import StartupError
 
     slots = asyncio.Semaphore(at_once)
 
-    async def run_case(case: Case, number: int) -> Observed:
+    async def run_case(case: Case, number: int) -> ObservedOutcome:
         async with slots:
             return await _run_case(server, case, f"case-{number}")
 
@@ -238,7 +238,7 @@ async def results_of(server: Server, cases: Sequence[Case], at_once: int) -> lis
         await server.close()
 
 
-async def _run_case(server: Server, case: Case, thread_id: str) -> Observed:
+async def _run_case(server: Server, case: Case, thread_id: str) -> ObservedOutcome:
     """Run a case: one run, and another for each time that `approve` answers."""
     messages = case.messages or [{"id": f"{thread_id}-user", "role": "user", "content": case.input}]
     body = {"threadId": thread_id, "messages": messages, "tools": case.tools, "state": case.state}
@@ -265,11 +265,11 @@ async def _run_case(server: Server, case: Case, thread_id: str) -> Observed:
     return _observation(folder, before, terminal)
 
 
-def _observation(folder: Folder, before: int, terminal: object) -> Observed:
+def _observation(folder: Folder, before: int, terminal: object) -> ObservedOutcome:
     messages = [
         each for each in folder.messages[before:] if each["role"] == "assistant" and not each.get("subagentRunId")
     ]
-    observed = Observed(
+    observed = ObservedOutcome(
         text="\n".join(each["content"] for each in messages if each.get("content")),
         calls=[_call(call["function"]) for each in messages for call in each.get("toolCalls") or ()],
         state=folder.state,

@@ -18,7 +18,7 @@ from agent_server.cli.serve import read_settings
 from agent_server.observability.audit import AuditLog, note, use_audit
 
 if TYPE_CHECKING:
-    from agent_server.runs.store import Extent, Removed
+    from agent_server.runs.store import RemovalScope, RemovedCounts
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ def prune(
     store: StoreOption = None,
 ) -> None:
     """Permanently remove threads that have not been used for this long."""
-    from agent_server.runs.store import Extent
+    from agent_server.runs.store import RemovalScope
 
     if (age := AGE.fullmatch(older_than)) is None:
         raise typer.BadParameter(
@@ -93,7 +93,7 @@ def prune(
         )
     days = int(age[1]) * (7 if age[2] == "w" else 1)
     before = time.time_ns() // 1_000_000 - days * DAY_MILLISECONDS
-    _remove(store, Extent(tenant=tenant, before=before), "age")
+    _remove(store, RemovalScope(tenant=tenant, before=before), "age")
 
 
 @threads.command()
@@ -104,29 +104,29 @@ def erase(
     store: StoreOption = None,
 ) -> None:
     """Permanently remove everything stored for a tenant, or for one of its keys."""
-    from agent_server.runs.store import Extent
+    from agent_server.runs.store import RemovalScope
 
     whose = f"the tenant {tenant!r}" if key is None else f"the key {key!r} of the tenant {tenant!r}"
     if not yes:
         typer.confirm(f"Permanently remove all threads of {whose}?", abort=True)
-    _remove(store, Extent(tenant=tenant, key=key), "erasure")
+    _remove(store, RemovalScope(tenant=tenant, key=key), "erasure")
 
 
-def _remove(store: str | None, extent: Extent, reason: str) -> None:
+def _remove(store: str | None, scope: RemovalScope, reason: str) -> None:
     from agent_server.runs.store import archive
 
     last = time.monotonic()
 
-    async def report(removed: Removed) -> None:
+    async def report(removed: RemovedCounts) -> None:
         nonlocal last
         if time.monotonic() - last >= PROGRESS_SECONDS:
             last = time.monotonic()
             print(f"{removed.threads.total()} threads so far", file=sys.stderr)
 
     removed = _run_on_store(
-        store, "threads.removed", lambda url: archive.remove(url, extent, report),
+        store, "threads.removed", lambda url: archive.remove(url, scope, report),
         lambda removed: {
-            "tenant": extent.tenant, "of_key": extent.key, "threads": removed.threads.total(),
+            "tenant": scope.tenant, "of_key": scope.key, "threads": removed.threads.total(),
             "responses": removed.responses.total(), "reason": reason,
         },
     )  # fmt: skip

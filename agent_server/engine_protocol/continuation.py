@@ -10,7 +10,7 @@ from agent_server.engine_protocol.detokenizer import OutputText
 from agent_server.engine_protocol.protocol import EngineInfo, FinishReason, GenerationRequest
 
 
-class Ended(msgspec.Struct, frozen=True):
+class AnswerEnd(msgspec.Struct, frozen=True):
     """How an answer ended. stop: as in Finished."""
 
     reason: FinishReason
@@ -19,7 +19,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 def already_ended(
     request: GenerationRequest, output: OutputText, eos: Collection[int] = (), limit: int | None = None
-) -> Ended | None:
+) -> AnswerEnd | None:
     """Return how the answer ended if `request.generated` is already the whole answer, or None if tokens are missing.
 
     The answer is whole if the lost engine had sent every token but not `Finished`. output: has received those tokens.
@@ -29,15 +29,15 @@ def already_ended(
     if not generated:
         return None
     if output.stopped is not None:
-        return Ended("stop", output.stopped)
+        return AnswerEnd("stop", output.stopped)
     last = generated[-1]
     ends_early = len(generated) <= sampling.min_tokens
     if not ends_early and last in eos and not sampling.ignore_eos:
-        return Ended("stop")
+        return AnswerEnd("stop")
     if not ends_early and last in sampling.stop_token_ids:
-        return Ended("stop", None if last in eos else last)
+        return AnswerEnd("stop", None if last in eos else last)
     limits = [each for each in (limit, sampling.max_tokens) if each is not None]
-    return Ended("length") if limits and len(generated) >= min(limits) else None
+    return AnswerEnd("length") if limits and len(generated) >= min(limits) else None
 
 
 def as_prompt(request: GenerationRequest) -> GenerationRequest:

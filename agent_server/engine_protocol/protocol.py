@@ -324,7 +324,7 @@ class Engine(Protocol):
         """Return gauges and counters under vLLM's metric names without their prefix, such as num_requests_running."""
 
 
-class OnlyCancelled:
+class CancelOnly:
     """Mixin for engines whose generations can be cancelled but not paused, resumed or modified."""
 
     async def pause(self, request_id: str) -> bool:
@@ -338,7 +338,7 @@ class OnlyCancelled:
 
 
 @runtime_checkable
-class TakesAdapters(Protocol):
+class LoraEngine(Protocol):
     """An engine whose LoRA adapters can be changed while it runs."""
 
     async def load_adapter(self, name: str, folder: str) -> None:

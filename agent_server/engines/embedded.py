@@ -25,13 +25,12 @@ from agent_server.engine_protocol.protocol import (
 )
 from agent_server.generation.process.process import ProcessLink, ThreadLink
 from agent_server.generation.scheduling.messages import (
-    Adopted,
     Cancel,
     Command,
     EngineConfig,
-    Failed,
     Loading,
     LoadLora,
+    LoraCommandDone,
     MetricsReport,
     Modify,
     Pause,
@@ -40,6 +39,7 @@ from agent_server.generation.scheduling.messages import (
     Replies,
     Reply,
     Report,
+    RequestFailed,
     Resume,
     Submit,
     UnloadLora,
@@ -92,7 +92,7 @@ class CommandAnswer:
     def put(self, item: Reply) -> None:
         if self.done.done():
             return
-        if isinstance(item, Failed):
+        if isinstance(item, RequestFailed):
             self.done.set_exception(item.error())
         else:
             self.done.set_result(None)
@@ -281,7 +281,7 @@ class EmbeddedEngine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        failure = Failed("unavailable", "The engine was closed.", True)
+        failure = RequestFailed("unavailable", "The engine was closed.", True)
         for stream in self._streams.values():
             stream.put(failure)
         if self._link is not None:
@@ -324,7 +324,7 @@ class EmbeddedEngine:
             return
         for stream in self._streams.values():
             kind = "connection" if stream.started else "unavailable"
-            stream.put(Failed(kind, "The engine stopped during the generation; try again.", True))  # type: ignore[arg-type]
+            stream.put(RequestFailed(kind, "The engine stopped during the generation; try again.", True))  # type: ignore[arg-type]
         if self._failure is not None and self._info is None:
             return  # `start` raises the failure that the core reported
         logger.error("%s", reason)
@@ -366,7 +366,7 @@ class EmbeddedEngine:
         try:
             while True:
                 item = await stream.next()
-                if isinstance(item, Failed):
+                if isinstance(item, RequestFailed):
                     ended = True
                     raise item.error()
                 if isinstance(item, Finished):
@@ -378,7 +378,7 @@ class EmbeddedEngine:
                             self._observe("time_per_output_token_seconds", (item.timings.total - first) / following)
                     yield item
                     return
-                assert not isinstance(item, Adopted)
+                assert not isinstance(item, LoraCommandDone)
                 stream.started = stream.started or isinstance(item, Delta)
                 yield item
         finally:

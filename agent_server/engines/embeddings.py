@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Input = str | tuple[int, ...]
 
 
-class Embedded(msgspec.Struct, frozen=True):
+class EmbeddingResult(msgspec.Struct, frozen=True):
     """One vector for each input, and the tokens of all inputs. warnings: what was changed, one sentence each."""
 
     vectors: list[list[float]]
@@ -45,7 +45,7 @@ class Embeddings(Protocol):
 
     async def embed(
         self, inputs: Sequence[Input], *, dimensions: int | None, truncate: int | None, prompt: str | None = None
-    ) -> Embedded: ...
+    ) -> EmbeddingResult: ...
 
     async def close(self) -> None: ...
 
@@ -60,7 +60,7 @@ class LocalEmbeddings(LocalEncoder["VectorModel", "EncodedText"]):
 
     async def embed(
         self, inputs: Sequence[Input], *, dimensions: int | None, truncate: int | None, prompt: str | None = None
-    ) -> Embedded:
+    ) -> EmbeddingResult:
         model = self.loaded()
         if dimensions is not None:
             message = ""
@@ -86,7 +86,7 @@ class LocalEmbeddings(LocalEncoder["VectorModel", "EncodedText"]):
             for number, text in enumerate(texts)
             if truncate is None and text.length > len(text.ids)
         )
-        return Embedded(vectors, sum(len(text.ids) for text in texts), warnings)
+        return EmbeddingResult(vectors, sum(len(text.ids) for text in texts), warnings)
 
 
 def _encoded(
@@ -148,7 +148,7 @@ class UpstreamEmbeddings:
 
     async def embed(
         self, inputs: Sequence[Input], *, dimensions: int | None, truncate: int | None, prompt: str | None = None
-    ) -> Embedded:
+    ) -> EmbeddingResult:
         from agent_server.engines.upstream.dialects.openai import models
         from agent_server.engines.upstream.errors import error_of
 
@@ -170,7 +170,7 @@ class UpstreamEmbeddings:
         if [each.index for each in sorted(read.data, key=lambda each: each.index)] != list(range(len(inputs))):
             raise EngineError("connection", "The upstream left out embeddings.", retryable=True)
         ordered = sorted(read.data, key=lambda each: each.index)
-        return Embedded([each.embedding for each in ordered], read.usage.prompt_tokens)
+        return EmbeddingResult([each.embedding for each in ordered], read.usage.prompt_tokens)
 
     async def close(self) -> None:
         await self._transport.close()

@@ -22,7 +22,7 @@ Pair = tuple[str, str]
 """A query and a document."""
 
 
-class Scored(msgspec.Struct, frozen=True):
+class RerankResult(msgspec.Struct, frozen=True):
     """One score for each pair, higher for a document that fits better; the tokens of all pairs; warnings: what was
     changed, one sentence each."""
 
@@ -43,7 +43,7 @@ class Reranker(Protocol):
     async def start(self) -> None:
         """Never raises: `score` tells what is wrong."""
 
-    async def score(self, pairs: Sequence[Pair], *, truncate: int | None, activated: bool) -> Scored:
+    async def score(self, pairs: Sequence[Pair], *, truncate: int | None, activated: bool) -> RerankResult:
         """truncate: tokens of a pair that are kept, -1 or None for as many as the model takes. activated: whether the
         model's activation is applied. Raises EngineError."""
 
@@ -58,7 +58,7 @@ class LocalReranker(LocalEncoder["CrossEncoder", "EncodedPair"]):
     def compute(self, model: CrossEncoder, texts: Sequence[EncodedPair]) -> list[list[float]]:
         return model.score(texts)
 
-    async def score(self, pairs: Sequence[Pair], *, truncate: int | None, activated: bool) -> Scored:
+    async def score(self, pairs: Sequence[Pair], *, truncate: int | None, activated: bool) -> RerankResult:
         model = self.loaded()
         limits = [limit for limit in (model.longest, truncate) if limit is not None and limit > 0]
         most = min(limits, default=None)
@@ -71,7 +71,9 @@ class LocalReranker(LocalEncoder["CrossEncoder", "EncodedPair"]):
         warnings = tuple(
             f"Pair {number} was cut to {most} tokens, which is as long as the model takes." for number in cut
         )
-        return Scored([row[0 if activated else 1] for row in rows], sum(len(pair.ids) for pair in encoded), warnings)
+        return RerankResult(
+            [row[0 if activated else 1] for row in rows], sum(len(pair.ids) for pair in encoded), warnings
+        )
 
 
 class _UpstreamScore(msgspec.Struct):
@@ -113,7 +115,7 @@ class UpstreamReranker:
 
     unready = ""
 
-    async def score(self, pairs: Sequence[Pair], *, truncate: int | None, activated: bool) -> Scored:
+    async def score(self, pairs: Sequence[Pair], *, truncate: int | None, activated: bool) -> RerankResult:
         from agent_server.engines.upstream.dialects.openai import models
         from agent_server.engines.upstream.errors import error_of
 
@@ -141,7 +143,7 @@ class UpstreamReranker:
             raise EngineError("connection", f"The upstream's scores cannot be read: {error}.") from None
         if sorted(scores) != list(range(len(pairs))):
             raise EngineError("connection", "The upstream left out scores.", retryable=True)
-        return Scored([scores[place] for place in range(len(pairs))], usage.prompt_tokens or usage.total_tokens)
+        return RerankResult([scores[place] for place in range(len(pairs))], usage.prompt_tokens or usage.total_tokens)
 
     async def close(self) -> None:
         await self._transport.close()

@@ -17,6 +17,7 @@ import msgspec
 
 from agent_server.engine_protocol.continuation import as_prompt
 from agent_server.engine_protocol.protocol import (
+    CancelOnly,
     Delta,
     EngineError,
     EngineInfo,
@@ -24,7 +25,6 @@ from agent_server.engine_protocol.protocol import (
     EngineStatus,
     ErrorKind,
     GenerationRequest,
-    OnlyCancelled,
 )
 from agent_server.engines.upstream.connection import Upstream, admit, bounded
 from agent_server.engines.upstream.dialects import Piece, UpstreamInfo
@@ -119,7 +119,7 @@ def lora_rank(folders: Iterable[str]) -> int:
     return rank
 
 
-class VLLMEngine(OnlyCancelled):
+class VLLMEngine(CancelOnly):
     """load: reads the model's tokenizer and defaults, in a thread. arguments: vLLM's engine arguments by name (dtype,
     tensor_parallel_size, max_model_len ...). limit: the most generations at once; more are refused as overloaded. lora:
     LoRA adapters, each as `name=folder`."""

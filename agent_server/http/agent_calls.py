@@ -34,7 +34,7 @@ from events.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from agent_server.http.server import Server, ServesRuns
+    from agent_server.http.server import ServableAgent, Server
     from agent_server.runs import Run
 
 CANNOT_ASK = "The caller of this agent cannot ask a person."
@@ -56,7 +56,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     interrupts: Sequence[Interrupt] = ()
 
 
-def callable_agents(server: Server) -> Mapping[str, ServesRuns]:
+def callable_agents(server: Server) -> Mapping[str, ServableAgent]:
     """The agents by the names that callers use. "default" is included only if its agent has no other name."""
     default = server.agents["default"]
     named = {name: agent for name, agent in server.agents.items() if name != "default"}

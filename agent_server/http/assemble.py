@@ -20,8 +20,8 @@ from agent_server.agents.guests import Named, load_named, serve_named
 from agent_server.agents.loading import load_mcp_file
 from agent_server.http.auth import Authority, Quotas, configured_authority, storage_url
 from agent_server.http.engine_choice import choose_models, other_model
-from agent_server.http.served_models import Served
-from agent_server.http.server import Server, ServesRuns, StartupError
+from agent_server.http.served_models import ServedModels
+from agent_server.http.server import ServableAgent, Server, StartupError
 from agent_server.ids import new_id
 from agent_server.media.intake import Intake
 from agent_server.models.downloads import Downloads
@@ -106,8 +106,8 @@ def named_agents(settings: Settings, agents: Sequence[object]) -> Sequence[Named
 
 
 def served_agents(
-    settings: Settings, named: Sequence[Named], models: Served, shared_sealer: Sealer, store: Store
-) -> tuple[dict[str, ServesRuns], Guards | None]:
+    settings: Settings, named: Sequence[Named], models: ServedModels, shared_sealer: Sealer, store: Store
+) -> tuple[dict[str, ServableAgent], Guards | None]:
     """All agents by name, including those without tools for each model, and the server's guards.
 
     The dict changes when LoRA adapters are loaded and removed. Raises StartupError.
@@ -138,7 +138,7 @@ def served_agents(
     return dict(served), guards
 
 
-def watch(telemetry: ServerTelemetry, models: Served, runs: RunManager, gateway: Gateway | None) -> None:
+def watch(telemetry: ServerTelemetry, models: ServedModels, runs: RunManager, gateway: Gateway | None) -> None:
     """Register the engine, the runs and the other gateways with the metrics."""
     model = models.main
     telemetry.watch_engine((lambda: model.engine.metrics()) if isinstance(model, ChatModel) else models.metrics)
@@ -206,7 +206,7 @@ def auxiliary_models(settings: Settings) -> AuxiliaryModels:
         raise StartupError(str(error)) from error
 
 
-def screen_of(served: Mapping[str, ServesRuns], guards: Guards | None, intake: Intake) -> Screen | None:
+def screen_of(served: Mapping[str, ServableAgent], guards: Guards | None, intake: Intake) -> Screen | None:
     """The screen that checks a run's input with its agent's guards; None if no agent has any."""
     if guards is None and all(agent.guards is None for agent in served.values()):
         return None

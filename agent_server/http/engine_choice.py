@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agent_server.http.auth.principal import asking_tenant
-from agent_server.http.served_models import ModelFactory, Served, serve_models
+from agent_server.http.served_models import ModelFactory, ServedModels, serve_models
 from agent_server.http.server import BUNDLED, BUNDLED_NAME, StartupError
 from agent_server.media.intake import Intake
 from agent_server.model_files import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from agent_server.models.prompting.prompt import PromptBuilder
 
 
-def choose_models(settings: Settings, engine: Engine | None, *, for_guests: bool = False) -> Served:
+def choose_models(settings: Settings, engine: Engine | None, *, for_guests: bool = False) -> ServedModels:
     """The models in the settings. engine: replaces the engine that the settings select; there is then one model."""
     served = settings.served
     shared = bool(served.models or served.models_file)

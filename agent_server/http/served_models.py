@@ -38,7 +38,7 @@ CACHE_SHARE = 4
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class ServedModels(msgspec.Struct, frozen=True, kw_only=True):
     """The served models. main: the first one. models: by name. pool: None if there is one model, which stays loaded."""
 
     main: ChatModel | PooledModel
@@ -71,7 +71,7 @@ class ModelFactory(msgspec.Struct, frozen=True, kw_only=True):
     check: Callable[[Settings], object]
 
 
-def serve_models(settings: Settings, factory: ModelFactory, *, for_guests: bool = False) -> Served:
+def serve_models(settings: Settings, factory: ModelFactory, *, for_guests: bool = False) -> ServedModels:
     """Build the served models; none is loaded yet.
 
     for_guests: only agents of other frameworks are served and no model is configured; the bundled model is then loaded
@@ -97,18 +97,18 @@ def serve_models(settings: Settings, factory: ModelFactory, *, for_guests: bool 
         pool = ModelPool(guest_settings.pool)
         pool.add(pooled)
         pool.any_loaded = True
-        return Served(main=pooled, models={name: pooled}, pool=pool)
+        return ServedModels(main=pooled, models={name: pooled}, pool=pool)
     if len(model_settings) == 1 and not settings.pool.idle:
         own = next(iter(model_settings.values()))
         model = factory.model(own)
-        return Served(main=model, models=_with_adapters({model.name: model}, {model.name: own}))
+        return ServedModels(main=model, models=_with_adapters({model.name: model}, {model.name: own}))
     for each in model_settings.values():
         factory.check(each)
     pool = ModelPool(settings.pool)
     for name, each in with_caches(model_settings, settings.pool.budget).items():
         pool.add(_pooled(name, each, factory))
     models: dict[str, ChatModel | PooledModel] = dict(pool.models)
-    return Served(main=next(iter(pool.models.values())), models=_with_adapters(models, model_settings), pool=pool)
+    return ServedModels(main=next(iter(pool.models.values())), models=_with_adapters(models, model_settings), pool=pool)
 
 
 def _with_adapters(

@@ -21,7 +21,7 @@ from agent_server.models.pool import AdaptedModel
 from agent_server.observability.audit import AuditLog, note, use_audit
 from agent_server.observability.telemetry import ServerTelemetry
 from agent_server.runs.store.connections import StoreUnavailable
-from agent_server.runs.store.removal import Erasure, Extent, Retention
+from agent_server.runs.store.removal import Erasure, RemovalScope, Retention
 from agent_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class StartupError(Exception):
     """The server cannot start. The message is one sentence for the operator."""
 
 
-class ServesRuns(Protocol):
+class ServableAgent(Protocol):
     """An agent as the routes see it: one of this package's own, or a guest."""
 
     @property
@@ -92,7 +92,7 @@ class Server:
 
     settings: Settings
     model: ChatModel | PooledModel
-    agents: MutableMapping[str, ServesRuns]
+    agents: MutableMapping[str, ServableAgent]
     runs: RunManager
     store: Store
     telemetry: ServerTelemetry
@@ -105,7 +105,7 @@ class Server:
     pool: ModelPool | None = None
     audit: AuditLog | None = None
     webhooks: Webhooks | None = None
-    make_agent: Callable[[str, AnyModel], ServesRuns] | None = None
+    make_agent: Callable[[str, AnyModel], ServableAgent] | None = None
     """Makes an agent without tools for a model that is added while the server runs."""
     make_model: Callable[[Settings, str | None], tuple[Settings, ChatModel]] | None = None
     """Makes a model that replaces the first, or that one again (source None); None if switching is not allowed."""
@@ -309,13 +309,13 @@ class Server:
         if (mcp := self.mcp) is not None:
             self.spawn(mcp.connect_shared())
 
-    async def erase(self, extent: Extent, by: str, seconds: float) -> Erasure:
+    async def erase(self, scope: RemovalScope, by: str, seconds: float) -> Erasure:
         """Permanently remove the threads and responses of a tenant, or of one of its keys.
 
         Active runs on a thread are cancelled first, and ended ones can no longer be replayed. Waits at most `seconds`
         and returns the erasure's state; it continues in the background, and after a restart.
         """
-        erasure, is_new = await self.store.begin_erasure(extent, by)
+        erasure, is_new = await self.store.begin_erasure(scope, by)
         if is_new:
             self._begin_erasure(erasure)
         if (task := self._erasing.get(erasure.id)) is not None:

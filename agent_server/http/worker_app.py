@@ -37,7 +37,7 @@ from agent_server.engines.worker.frames import (
 )
 from agent_server.http.auth import AuthMiddleware, Authority, Keys
 from agent_server.http.middleware.origins import BrowserGuard, BrowserPolicy
-from agent_server.http.routes.http import EventStream, Generated, read_body
+from agent_server.http.routes.http import EventStream, GeneratedFrames, read_body
 from agent_server.observability.telemetry import Telemetry
 
 logger = logging.getLogger("agent_server.worker")
@@ -214,7 +214,7 @@ def _routes(worker: Worker) -> list[Route]:
         if worker.draining:
             raise EngineError("unavailable", "The worker is draining.", retryable=True)
         return EventStream(
-            Generated(worker.frames(generation)),
+            GeneratedFrames(worker.frames(generation)),
             content_type="text/event-stream",
             keep_alive=lambda: PING,
             interval=PING_SECONDS,

@@ -31,12 +31,13 @@ ANSWER = struct.Struct("<BI")
 SIZE = struct.Struct("<II")
 
 
-class Unusable(Exception):
+class UnusablePicture(Exception):
     """The picture cannot be used. The message completes the sentence "The picture …"."""
 
 
 def decode(data: bytes, most: int) -> Image.Image:
-    """Decode the first frame to upright RGB without metadata, on white where it is transparent. Raises Unusable."""
+    """Decode the first frame to upright RGB without metadata, on white where it is transparent. Raises
+    UnusablePicture."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -44,9 +45,9 @@ def decode(data: bytes, most: int) -> Image.Image:
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             width, height = image.size
             if width * height > most:
-                raise Unusable(f"has {width} x {height} pixels, but only {most} are left of the limit")
+                raise UnusablePicture(f"has {width} x {height} pixels, but only {most} are left of the limit")
             if width < 1 or height < 1:
-                raise Unusable("has no pixels")
+                raise UnusablePicture("has no pixels")
             image.load()
             turned = ImageOps.exif_transpose(image)
             if turned.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in turned.info:
@@ -55,13 +56,13 @@ def decode(data: bytes, most: int) -> Image.Image:
                 turned.alpha_composite(clear)
             return turned.convert("RGB")
     except UnidentifiedImageError:
-        raise Unusable("is not a PNG, JPEG, WebP or GIF") from None
+        raise UnusablePicture("is not a PNG, JPEG, WebP or GIF") from None
     except MemoryError:
-        raise Unusable("needs too much memory to be decoded") from None
-    except Unusable:
+        raise UnusablePicture("needs too much memory to be decoded") from None
+    except UnusablePicture:
         raise
     except Exception as error:  # Pillow raises many kinds for files that are damaged
-        raise Unusable(f"is damaged or truncated ({type(error).__name__})") from None
+        raise UnusablePicture(f"is damaged or truncated ({type(error).__name__})") from None
 
 
 Decode = Callable[[bytes, int, int], "list[bytes] | str"]
@@ -71,7 +72,7 @@ Decode = Callable[[bytes, int, int], "list[bytes] | str"]
 def decode_picture(data: bytes, most: int, _: int) -> list[bytes] | str:
     try:
         return framed(decode(data, most))
-    except Unusable as reason:
+    except UnusablePicture as reason:
         return str(reason)
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from agent_server.engine_protocol.protocol import SOUND_RATE, Picture
 from agent_server.fair_slots import FairSlots
 from agent_server.media.decoder_child import ANSWER, REQUEST, SIZE
-from agent_server.media.refusal import Refused
+from agent_server.media.refusal import MediaRefused
 from agent_server.settings import MediaLimits
 
 CHILD = Path(__file__).with_name("decoder_child.py")
@@ -28,7 +28,7 @@ DIGEST_BYTES = 16
 LENGTH_BYTES = 4
 
 
-class Children:
+class DecoderProcesses:
     """The processes that decode one kind of file, at most PROCESSES at once, started on demand. Belongs to one event
     loop. kind: of `decoder_child`. noun: the name of a file in errors. tenant: returns whose file is decoded."""
 
@@ -42,7 +42,7 @@ class Children:
         self._slots = FairSlots(PROCESSES)
 
     async def ask(self, data: bytes, most: int, more: int = 0) -> memoryview:
-        """Decode a file within two bounds. Raises Refused."""
+        """Decode a file within two bounds. Raises MediaRefused."""
         async with self._slots.hold(self._tenant()):
             process = await self._take()
             assert process.stdin is not None and process.stdout is not None
@@ -57,13 +57,13 @@ class Children:
                 await _end(process)
                 if isinstance(error, TimeoutError):
                     seconds = self._limits.seconds
-                    raise Refused(f"The {self._noun} could not be decoded within {seconds:g} seconds.") from None
+                    raise MediaRefused(f"The {self._noun} could not be decoded within {seconds:g} seconds.") from None
                 if isinstance(error, asyncio.IncompleteReadError | ConnectionError):
-                    raise Refused(f"The {self._noun} cannot be decoded: it crashed the decoder.") from None
+                    raise MediaRefused(f"The {self._noun} cannot be decoded: it crashed the decoder.") from None
                 raise
             self._idle.append(process)
             if status:
-                raise Refused(f"The {self._noun} {body.decode('utf-8', 'replace')}.")
+                raise MediaRefused(f"The {self._noun} {body.decode('utf-8', 'replace')}.")
             return memoryview(body)
 
     async def _take(self) -> Process:
@@ -99,16 +99,16 @@ class Decoder:
     """The decoders of all kinds of files. tenant: returns whose file is decoded; tenants get the processes in turn."""
 
     def __init__(self, limits: MediaLimits, *, memory: int = MEMORY, tenant: Callable[[], str] = str) -> None:
-        self.pictures = Children("picture", "picture", limits, memory, tenant)
-        self.documents = Children("document", "PDF", limits, memory, tenant)
-        self.sounds = Children("sound", "recording", limits, memory, tenant)
+        self.pictures = DecoderProcesses("picture", "picture", limits, memory, tenant)
+        self.documents = DecoderProcesses("document", "PDF", limits, memory, tenant)
+        self.sounds = DecoderProcesses("sound", "recording", limits, memory, tenant)
 
     async def decode(self, data: bytes, pixels: int) -> Picture:
-        """Decode a picture of at most `pixels` pixels. Raises Refused."""
+        """Decode a picture of at most `pixels` pixels. Raises MediaRefused."""
         return _picture(await self.pictures.ask(data, pixels))[0]
 
     async def pages(self, data: bytes, most: int, drawn: int) -> Pages:
-        """Read a PDF of at most `most` pages, with pictures of the first `drawn`. Raises Refused."""
+        """Read a PDF of at most `most` pages, with pictures of the first `drawn`. Raises MediaRefused."""
         body = await self.documents.ask(data, most, drawn)
         length = int.from_bytes(body[:LENGTH_BYTES], "little")
         texts: list[str] = json.loads(bytes(body[LENGTH_BYTES : LENGTH_BYTES + length]))
@@ -120,7 +120,7 @@ class Decoder:
         return Pages(texts, pictures)
 
     async def sound(self, data: bytes, seconds: int, rate: int = SOUND_RATE) -> bytes:
-        """Decode a recording of at most `seconds` seconds to samples, see `sound_decoder`. Raises Refused."""
+        """Decode a recording of at most `seconds` seconds to samples, see `sound_decoder`. Raises MediaRefused."""
         return bytes(await self.sounds.ask(data, seconds, rate))
 
     async def close(self) -> None:

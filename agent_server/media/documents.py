@@ -16,7 +16,7 @@ from agent_server.bounded import BoundedCache
 from agent_server.engine_protocol.protocol import Picture
 from agent_server.media.decoding import Decoder, Pages
 from agent_server.media.fetching import Fetcher, digest_of, read_source
-from agent_server.media.refusal import Refused
+from agent_server.media.refusal import MediaRefused
 from agent_server.settings import MediaLimits
 
 CACHE_BYTES = 64 * 2**20
@@ -82,8 +82,8 @@ class Documents:
     async def read(self, messages: Sequence[Message], *, has_vision: bool, blank: bool = False) -> list[Message]:
         """Replace the documents of users and tools by text, and by pictures for a model with vision. A document that
         cannot be read is left in place if a tool sent it, or if an answer already followed it. has_vision: the model
-        accepts pictures. blank: accept a PDF without text even for a model without vision. Raises Refused, which names
-        the user's document by its number."""
+        accepts pictures. blank: accept a PDF without text even for a model without vision. Raises MediaRefused, which
+        names the user's document by its number."""
         if not any(isinstance(message.content, list) for message in messages):  # only text, as in most conversations
             return list(messages)
         total = sum(isinstance(part, DocumentPart) for message in messages for part in _parts(message, "user"))
@@ -98,11 +98,11 @@ class Documents:
                 number += message.role == "user"
                 try:
                     document = await self._read(part, pages, has_vision, blank)
-                except Refused as reason:
+                except MediaRefused as reason:
                     if message.role == "tool" or place < turn_start:
                         parts.append(part)
                         continue
-                    raise Refused(f"Document {number} of {total} is refused: {reason.message}") from reason
+                    raise MediaRefused(f"Document {number} of {total} is refused: {reason.message}") from reason
                 pages -= len(document.texts)
                 parts += _document_parts(part, document)
             read.append(message.model_copy(update={"content": parts}) if parts else message)
@@ -122,12 +122,12 @@ class Documents:
                 except UnicodeDecodeError:
                     text = "\0"
                 if "\0" in text:
-                    raise Refused("It is neither a PDF nor text in UTF-8 or UTF-16.")
+                    raise MediaRefused("It is neither a PDF nor text in UTF-8 or UTF-16.")
                 document = Pages([text], [])
             self._cache.put(cache_key, document)
         if not blank and not document.pictures and not any(document.texts):
             reason = "its pages are not sent as pictures" if has_vision else "this model does not accept pictures"
-            raise Refused(f"The PDF has no text on its {len(document.texts)} pages, and {reason}.")
+            raise MediaRefused(f"The PDF has no text on its {len(document.texts)} pages, and {reason}.")
         return document
 
 

@@ -22,7 +22,7 @@ from ag_ui.core import DataSource, PartSource, UrlSource
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from agent_server.media.refusal import Refused
+from agent_server.media.refusal import MediaRefused
 from agent_server.settings import MediaLimits
 
 HTTPS_PORT = 443
@@ -64,7 +64,7 @@ class PublicLookup(AbstractResolver):
         loop = asyncio.get_running_loop()
         addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
         if not addresses or not all(self._allowed(str(entry[4][0])) for entry in addresses):
-            raise Refused(f"{host} has an address that is not public.")
+            raise MediaRefused(f"{host} has an address that is not public.")
         return [
             ResolveResult(
                 hostname=host, host=str(a[0]), port=port, family=kind, proto=proto, flags=socket.AI_NUMERICHOST
@@ -80,24 +80,24 @@ def allowed_place(
     url: str, hosts: Collection[str], allowed: Callable[[str], bool], *, nowhere: str, option: str, verb: str = "fetch"
 ) -> URL:
     """Parse a URL and check that its form and its host are allowed; connect only to the URL that is returned. nowhere:
-    the error if no hosts are allowed. option: the option that allows hosts. Raises Refused."""
+    the error if no hosts are allowed. option: the option that allows hosts. Raises MediaRefused."""
     try:
         where = URL(url)
         host, port = (where.raw_host or "").rstrip(".").lower(), where.port
     except ValueError:
-        raise Refused("The URL cannot be read.") from None
+        raise MediaRefused("The URL cannot be read.") from None
     if not hosts:
-        raise Refused(nowhere)
+        raise MediaRefused(nowhere)
     if where.scheme != "https":
-        raise Refused("Content is fetched over https only." if verb == "fetch" else "Webhooks go over https only.")
+        raise MediaRefused("Content is fetched over https only." if verb == "fetch" else "Webhooks go over https only.")
     if where.user or where.password:
-        raise Refused(f"A URL with a name or a password is not {'fetched' if verb == 'fetch' else 'taken'}.")
+        raise MediaRefused(f"A URL with a name or a password is not {'fetched' if verb == 'fetch' else 'taken'}.")
     named = host if port == HTTPS_PORT else f"{host}:{port}"
     if named not in hosts:
         way = "from" if verb == "fetch" else "to"
-        raise Refused(f"This server does not {verb} {way} {named}; its operator names hosts with {option}.")
+        raise MediaRefused(f"This server does not {verb} {way} {named}; its operator names hosts with {option}.")
     if is_address(host) and not allowed(host):
-        raise Refused(f"{host} is not a public address.")
+        raise MediaRefused(f"{host} is not a public address.")
     return where
 
 
@@ -113,7 +113,7 @@ class Fetcher:
         self._ssl = ssl
 
     async def fetch(self, url: str) -> bytes:
-        """Fetch the content of a URL. Raises Refused."""
+        """Fetch the content of a URL. Raises MediaRefused."""
         where = self._checked(url)
         try:
             async with asyncio.timeout(self._limits.seconds):
@@ -128,11 +128,13 @@ class Fetcher:
                         if isinstance(result, bytes):
                             return result
                         where = self._checked(str(result))
-                raise Refused(f"{where.host} redirects more than {self._limits.redirects} times.")
+                raise MediaRefused(f"{where.host} redirects more than {self._limits.redirects} times.")
         except TimeoutError:
-            raise Refused(f"{where.host} did not send the content within {self._limits.seconds:g} seconds.") from None
+            raise MediaRefused(
+                f"{where.host} did not send the content within {self._limits.seconds:g} seconds."
+            ) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Refused(f"{where.host} cannot be read ({type(error).__name__}).") from error
+            raise MediaRefused(f"{where.host} cannot be read ({type(error).__name__}).") from error
 
     def _checked(self, url: str) -> URL:
         nowhere = "This server fetches nothing from URLs; send the content itself, as data or a data: URL."
@@ -146,19 +148,19 @@ class Fetcher:
                 try:
                     return where.join(URL(target))
                 except ValueError:
-                    raise Refused(f"{where.host} redirects to a URL that cannot be read.") from None
+                    raise MediaRefused(f"{where.host} redirects to a URL that cannot be read.") from None
             if answer.status != 200:
-                raise Refused(f"{where.host} answered {answer.status}.")
+                raise MediaRefused(f"{where.host} answered {answer.status}.")
             if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
-                raise Refused(f"{where.host} sent compressed content, which was not requested.")
+                raise MediaRefused(f"{where.host} sent compressed content, which was not requested.")
             most = self._limits.bytes
             if (answer.content_length or 0) > most:
-                raise Refused(f"{where.host} sends more than {most} bytes.")
+                raise MediaRefused(f"{where.host} sends more than {most} bytes.")
             body = bytearray()
             async for piece in answer.content.iter_chunked(64 * 1024):
                 body += piece
                 if len(body) > most:
-                    raise Refused(f"{where.host} sends more than {most} bytes.")
+                    raise MediaRefused(f"{where.host} sends more than {most} bytes.")
             return bytes(body)
 
 
@@ -180,21 +182,21 @@ async def digest_of(data: bytes) -> bytes:
 
 
 async def read_source(source: PartSource, fetcher: Fetcher, limits: MediaLimits) -> bytes:
-    """Return the bytes of a content part's source. Raises Refused."""
+    """Return the bytes of a content part's source. Raises MediaRefused."""
     if isinstance(source, DataSource):
         return from_base64(source.value, limits)
     if not isinstance(source, UrlSource):
-        raise Refused("This server keeps no uploaded files; send the content itself, as data or as a data: URL.")
+        raise MediaRefused("This server keeps no uploaded files; send the content itself, as data or as a data: URL.")
     if source.value[:5].lower() == "data:":
         return from_data_url(source.value, limits)
     return await fetcher.fetch(source.value)
 
 
 def from_data_url(url: str, limits: MediaLimits) -> bytes:
-    """Decode a data: URL (RFC 2397). Raises Refused."""
+    """Decode a data: URL (RFC 2397). Raises MediaRefused."""
     head, comma, payload = url.partition(",")
     if not comma:
-        raise Refused("The data: URL has no comma before its data.")
+        raise MediaRefused("The data: URL has no comma before its data.")
     if head.lower().endswith(";base64"):
         return from_base64(payload, limits)
     _check_size(len(payload) // 3, limits)
@@ -205,7 +207,7 @@ def from_data_url(url: str, limits: MediaLimits) -> bytes:
 
 def from_base64(text: str, limits: MediaLimits) -> bytes:
     """Decode base64 with or without padding and white space, and with the prefix of a data: URL, which some clients
-    leave. Raises Refused."""
+    leave. Raises MediaRefused."""
     if text[:5].lower() == "data:":
         return from_data_url(text, limits)
     _check_size(len(text) // 4 * 3, limits)
@@ -213,12 +215,12 @@ def from_base64(text: str, limits: MediaLimits) -> bytes:
     try:
         data = base64.b64decode(packed + "=" * (-len(packed) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise Refused("The data is not base64.") from None
+        raise MediaRefused("The data is not base64.") from None
     if not data:
-        raise Refused("The data is empty.")
+        raise MediaRefused("The data is empty.")
     return data
 
 
 def _check_size(size: int, limits: MediaLimits) -> None:
     if size > limits.bytes:
-        raise Refused(f"The data has about {size} bytes; the limit is {limits.bytes}.")
+        raise MediaRefused(f"The data has about {size} bytes; the limit is {limits.bytes}.")

@@ -13,7 +13,7 @@ from agent_server.engine_protocol.protocol import EngineError, EngineInfo, Pictu
 from agent_server.media.decoding import Decoder
 from agent_server.media.documents import Documents, PagePicture
 from agent_server.media.fetching import Fetcher, digest_of, read_source
-from agent_server.media.refusal import Refused
+from agent_server.media.refusal import MediaRefused
 from agent_server.settings import MediaLimits
 
 SAMPLE_BYTES = 2
@@ -69,19 +69,19 @@ class Intake:
 
     async def documents(self, messages: Sequence[Message], *, has_vision: bool) -> list[Message]:
         """Replace documents in the messages by text, and by pictures of their pages if the model has vision. Raises
-        Refused."""
+        MediaRefused."""
         return await self._documents.read(messages, has_vision=has_vision)
 
     async def texts(self, messages: Sequence[Message]) -> list[Message]:
-        """Replace documents in the messages by text only, which may be empty. Raises Refused."""
+        """Replace documents in the messages by text only, which may be empty. Raises MediaRefused."""
         return await self._documents.read(messages, has_vision=False, blank=True)
 
     async def pictures(self, parts: Sequence[ImagePart], memory: MediaMemory) -> tuple[Picture, ...]:
-        """Decode pictures, in order. Raises Refused, which names the picture by its number, and what `MediaMemory.add`
-        raises."""
+        """Decode pictures, in order. Raises MediaRefused, which names the picture by its number, and what
+        `MediaMemory.add` raises."""
         most = self.limits.pictures
         if len(parts) > most:
-            raise Refused(f"The conversation has {len(parts)} pictures; the limit is {most}.")
+            raise MediaRefused(f"The conversation has {len(parts)} pictures; the limit is {most}.")
         decoded: list[Picture] = []
         pixels_left = self.limits.pixels
         for number, part in enumerate(parts, 1):
@@ -90,18 +90,18 @@ class Intake:
                     picture = part.picture
                     if (size := picture.width * picture.height) > pixels_left:
                         message = f"The page's picture has {size} pixels, but only {pixels_left} are left of the limit."
-                        raise Refused(message)
+                        raise MediaRefused(message)
                 else:
                     picture = await self._picture(part, pixels_left)
-            except Refused as reason:
-                raise Refused(f"Picture {number} of {len(parts)} is refused: {reason.message}") from reason
+            except MediaRefused as reason:
+                raise MediaRefused(f"Picture {number} of {len(parts)} is refused: {reason.message}") from reason
             memory.add(len(picture.pixels))
             pixels_left -= picture.width * picture.height
             decoded.append(picture)
         return tuple(decoded)
 
     async def _picture(self, part: ImagePart, pixels_left: int) -> Picture:
-        """Decode a picture, or take it from the cache of its tenant. Raises Refused."""
+        """Decode a picture, or take it from the cache of its tenant. Raises MediaRefused."""
         data = await read_source(part.source, self._fetcher, self.limits)
         key = self._tenant(), await digest_of(data)
         picture = self._cache.get(key)
@@ -113,20 +113,24 @@ class Intake:
     async def sounds(self, parts: Sequence[AudioPart], info: EngineInfo, memory: MediaMemory) -> tuple[Sound, ...]:
         """Decode sounds, in order, for the engine. Raises the same errors as `pictures`."""
         if len(parts) > self.limits.sounds:
-            raise Refused(f"The conversation has {len(parts)} sounds; the limit is {self.limits.sounds}.")
+            raise MediaRefused(f"The conversation has {len(parts)} sounds; the limit is {self.limits.sounds}.")
         decoded: list[Sound] = []
         seconds_left = float(self.limits.sound_seconds)
         for number, part in enumerate(parts, 1):
             most = int(seconds_left)
             try:
                 if importlib.util.find_spec("av") is None:
-                    raise Refused("This server cannot decode sounds; the operator can install 'agent-server[audio]'.")
+                    raise MediaRefused(
+                        "This server cannot decode sounds; the operator can install 'agent-server[audio]'."
+                    )
                 if not most:
-                    raise Refused(f"All sounds of a request together may have {self.limits.sound_seconds} seconds.")
+                    raise MediaRefused(
+                        f"All sounds of a request together may have {self.limits.sound_seconds} seconds."
+                    )
                 data = await read_source(part.source, self._fetcher, self.limits)
                 samples = await self._decoder.sound(data, min(most, info.sound_seconds or most), info.sound_rate)
-            except Refused as reason:
-                raise Refused(f"Sound {number} of {len(parts)} is refused: {reason.message}") from reason
+            except MediaRefused as reason:
+                raise MediaRefused(f"Sound {number} of {len(parts)} is refused: {reason.message}") from reason
             digest = await digest_of(b"%d:" % info.sound_rate + samples)
             memory.add(len(samples))
             seconds_left -= len(samples) / SAMPLE_BYTES / info.sound_rate

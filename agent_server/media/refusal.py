@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent_server.engine_protocol.protocol import EngineError
 
 
-class Refused(EngineError):
+class MediaRefused(EngineError):
     """A part of a message is refused. The message is one sentence for the client."""
 
     def __init__(self, message: str) -> None:

@@ -81,7 +81,7 @@ class Machine(msgspec.Struct, frozen=True):
     bandwidth: float
 
 
-class Offer(msgspec.Struct, frozen=True):
+class ModelOffer(msgspec.Struct, frozen=True):
     """A model of the list on this machine. speed: estimated tokens per second; None if unknown."""
 
     name: str
@@ -93,11 +93,11 @@ class Offer(msgspec.Struct, frozen=True):
     speed: float | None
 
 
-def offers(machine: Machine) -> list[Offer]:
+def offers(machine: Machine) -> list[ModelOffer]:
     """Return the list for this machine: models that are quick here, the largest first; then others that fit; then the
     rest, the smallest first."""
     matching_offers = [
-        Offer(
+        ModelOffer(
             each.name,
             each.title,
             each.about,
@@ -109,7 +109,7 @@ def offers(machine: Machine) -> list[Offer]:
         for each in CATALOGUE
     ]
 
-    def order(offer: Offer) -> tuple[bool, bool, int]:
+    def order(offer: ModelOffer) -> tuple[bool, bool, int]:
         quick = offer.fits and (offer.speed is None or offer.speed >= QUICK)
         return not offer.fits, not quick, -offer.bytes if quick else offer.bytes
 

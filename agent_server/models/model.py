@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from adapters.body import KINDS
-from agent_server.engine_protocol.protocol import Engine, EngineError, EngineStatus, TakesAdapters
+from agent_server.engine_protocol.protocol import Engine, EngineError, EngineStatus, LoraEngine
 from agent_server.media.intake import Intake
 from agent_server.settings import OutputSettings
 
@@ -132,8 +132,8 @@ class ChatModel:
         await self._adaptable.remove_adapter(name)
 
     @property
-    def _adaptable(self) -> TakesAdapters:
-        if not isinstance(self.engine, TakesAdapters):
+    def _adaptable(self) -> LoraEngine:
+        if not isinstance(self.engine, LoraEngine):
             message = (
                 f"The LoRA adapters of {self.name} cannot be changed, because its engine does not support it. "
                 "Use one embedded engine."

@@ -17,7 +17,7 @@ from agent_server.runs.controls import Controls
 from agent_server.runs.journal import Journal, SavedRun
 from agent_server.runs.run import StopReason
 from agent_server.runs.store import InterruptRecord, RunRecord, Store, ThreadState
-from agent_server.runs.store.records import AskedPerson, InterruptAnswer
+from agent_server.runs.store.records import InterruptAnswer, PendingQuestion
 from agent_server.user import NOBODY, User
 from events.lifecycle import Verifier
 from events.metadata import Alternative, FinishedMetadata, RunTimings, Scored, as_metadata
@@ -72,7 +72,7 @@ class Recorder:
     def __init__(self, journal: Journal, state: object, note_prompt: Callable[[PromptNote], None]) -> None:
         self.messages: Callable[[], Iterable[dict[str, object] | None]] = list
         self.state = state
-        self.interrupts: list[AskedPerson] = []
+        self.interrupts: list[PendingQuestion] = []
         self.constrained = False
         self.turns = 0
         self.usage: dict[str, TokenUsage] = {}

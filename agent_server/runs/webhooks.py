@@ -27,7 +27,7 @@ from yarl import URL
 from adapters.errors import RequestError
 from agent_server.ids import new_id
 from agent_server.media.fetching import PublicLookup, allowed_place, is_public
-from agent_server.media.refusal import Refused
+from agent_server.media.refusal import MediaRefused
 from agent_server.runs.store import Store, callbacks
 from agent_server.runs.store.callbacks import Callback
 from agent_server.settings import WebhookSettings
@@ -85,7 +85,7 @@ class Webhooks:
         """Raise RequestError for a URL to which this server sends no webhooks."""
         try:
             self._target(url)
-        except Refused as refused:
+        except MediaRefused as refused:
             raise RequestError("invalid_request", refused.message, "webhook-url") from None
 
     def registration(self, tenant: str, thread_id: str, run_id: str, url: str) -> Callable[[Connection], None]:
@@ -136,9 +136,9 @@ class Webhooks:
                     async with asyncio.timeout(ATTEMPT_SECONDS):
                         status = await self.post(callback.url, callback.id, body_of(callback))
                     failure = f"it answered {status}"
-                except (Refused, aiohttp.ClientError, OSError, TimeoutError) as error:
+                except (MediaRefused, aiohttp.ClientError, OSError, TimeoutError) as error:
                     status = 0
-                    failure = error.message.rstrip(".") if isinstance(error, Refused) else type(error).__name__
+                    failure = error.message.rstrip(".") if isinstance(error, MediaRefused) else type(error).__name__
                 if 200 <= status < 300 or status == GONE:
                     await self._store.write(lambda connection: callbacks.done(connection, callback))
                 elif callback.attempts >= len(self._backoff):
@@ -169,7 +169,7 @@ class Webhooks:
     async def post(self, url: str, id: str, body: bytes, headers: Mapping[str, str] | None = None) -> int:
         """Send one signed message and return the status of the answer.
 
-        id: of the message, the same at every attempt. Raises Refused for a URL that receives no messages, and what
+        id: of the message, the same at every attempt. Raises MediaRefused for a URL that receives no messages, and what
         sending raises.
         """
         target = self._target(url)

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_server.agents import Agent, Compaction, tool
-from agent_server.agents.compaction import COMPACTED, Compacted, compacted_view, digest, find_cut, pieces
+from agent_server.agents.compaction import COMPACTED, CompactedPrompt, compacted_view, digest, find_cut, pieces
 from agent_server.agents.guardrails import PatternGuard
 from agent_server.engines.scripted import Fault, Script
 from agent_server.runs.store import Store
@@ -220,7 +220,7 @@ def test_no_cut_parts_a_call_from_its_results_and_the_last_message_is_always_tol
     if cut is None:
         return
     for summary in ("So it was.", None):
-        told = compacted_view(prompt, Compacted(cut=cut, summary=summary))
+        told = compacted_view(prompt, CompactedPrompt(cut=cut, summary=summary))
         assert told[-1] is prompt[-1] and told[0].role == "user"
         made = {call.id for each in told if isinstance(each, AssistantMessage) for call in each.tool_calls or ()}
         results = {each.tool_call_id for each in told if isinstance(each, ToolMessage)}

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from agent_server.agents import Agent, LoadError, McpServer, ToolContext, UserConsent, tool
 from agent_server.agents.guests import load_named
-from agent_server.agents.mcp.consent import Grant, Pending
+from agent_server.agents.mcp.consent import Grant, PendingConsent
 from agent_server.engines.scripted import Script
 from agent_server.user import NEVER_FORWARDED, Forward, User, forward_of
 from tests.agents.guests.talking import body, user
@@ -108,7 +108,7 @@ async def test_the_way_back_from_a_sign_in_needs_no_key_and_asks_a_user_with_a_n
     agent = Agent(name="default", mcp_servers=[far])
     async with serving(scripted("no"), agents=[agent], api_keys=KEY) as running:
         consents = running.server.mcp.consents
-        pending = Pending(url="u", state="abc", verifier="v" * 43, began_at=0.0, client={"client_id": "c"})
+        pending = PendingConsent(url="u", state="abc", verifier="v" * 43, began_at=0.0, client={"client_id": "c"})
         await consents.save(User(tenant="acme", name="<ann>"), far.url, Grant(pending=pending))
         async with httpx.AsyncClient(base_url=running.url) as browser:
             unknown = await browser.get("/oauth/callback?state=x&code=1")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import agent_server.http.assemble
 from agent_server.agents import Agent, ToolContext, tool
-from agent_server.cli.evaluate import Expected, ExpectedCall, Observed, contains, judge
+from agent_server.cli.evaluate import ExpectedCall, ExpectedOutcome, ObservedOutcome, contains, judge
 from agent_server.cli.main import app
 from agent_server.engine_protocol.protocol import GenerationRequest
 from agent_server.engines.scripted import Script
@@ -135,11 +135,13 @@ def test_an_agent_that_is_not_there_is_refused(tmp_path: Path):
 
 def test_each_expected_call_takes_one_that_was_made():
     made = [("f", {"a": 1}), ("f", {"a": 2, "b": 3})]
-    both = Expected(calls=[ExpectedCall("f"), ExpectedCall("f", {"a": 1})])
-    assert judge(both, Observed(calls=made)) == []
-    assert judge(Expected(calls=[ExpectedCall("f")]), Observed(calls=made)) == ['an unexpected call f({"a":2,"b":3})']
-    assert judge(Expected(calls=[ExpectedCall("f")], more_calls=True), Observed(calls=made)) == []
-    assert judge(Expected(calls=[ExpectedCall("f", {"a": 9})]), Observed()) == ['no call f({"a":9})']
+    both = ExpectedOutcome(calls=[ExpectedCall("f"), ExpectedCall("f", {"a": 1})])
+    assert judge(both, ObservedOutcome(calls=made)) == []
+    assert judge(ExpectedOutcome(calls=[ExpectedCall("f")]), ObservedOutcome(calls=made)) == [
+        'an unexpected call f({"a":2,"b":3})'
+    ]
+    assert judge(ExpectedOutcome(calls=[ExpectedCall("f")], more_calls=True), ObservedOutcome(calls=made)) == []
+    assert judge(ExpectedOutcome(calls=[ExpectedCall("f", {"a": 9})]), ObservedOutcome()) == ['no call f({"a":9})']
 
 
 def test_values_are_compared_as_json():

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from agent_server.engine_protocol.continuation import Ended, already_ended, as_prompt, may_continue
+from agent_server.engine_protocol.continuation import AnswerEnd, already_ended, as_prompt, may_continue
 from agent_server.engine_protocol.detokenizer import ByteVocabulary, OutputText
 from agent_server.engine_protocol.protocol import Constraint, Delta, EngineInfo, GenerationRequest
 from agent_server.engines.embedded import EmbeddedEngine, EngineConfig
@@ -104,11 +104,11 @@ def output_of(asked):
     [
         (request(), None),
         (request(generated=b"ab"), None),
-        (request(generated=b"ab", stop=("b",)), Ended("stop", "b")),
+        (request(generated=b"ab", stop=("b",)), AnswerEnd("stop", "b")),
         (request(generated=b"ab", stop=("b",), min_tokens=2), None),
-        (request(generated=b"ab", stop_token_ids=(98,)), Ended("stop", 98)),
-        (request(generated=b"ab", max_tokens=2), Ended("length")),
-        (request(generated=b"abc"), Ended("stop")),
+        (request(generated=b"ab", stop_token_ids=(98,)), AnswerEnd("stop", 98)),
+        (request(generated=b"ab", max_tokens=2), AnswerEnd("length")),
+        (request(generated=b"abc"), AnswerEnd("stop")),
         (request(generated=b"abc", ignore_eos=True), None),
         (request(generated=b"abc", min_tokens=3), None),
     ],

@@ -14,7 +14,15 @@ from agent_server.engine_protocol.protocol import Control, Delta, Finished, Gene
 from agent_server.generation.attention.attention import SDPA
 from agent_server.generation.loading.loader import assemble
 from agent_server.generation.own_caches.delta_rule import NAME, PIECES
-from agent_server.generation.scheduling.messages import Cancel, EngineConfig, Failed, Modify, Pause, Resume, Submit
+from agent_server.generation.scheduling.messages import (
+    Cancel,
+    EngineConfig,
+    Modify,
+    Pause,
+    RequestFailed,
+    Resume,
+    Submit,
+)
 from agent_server.model_files import ModelFiles
 from events.options import SamplingParams
 from tests.generation.tiny_models import make_tokenizer
@@ -113,7 +121,7 @@ class Driver:
         self.core.inbox.put(Modify(number, changes))
 
     def over(self, number):
-        return bool(self.items[number]) and isinstance(self.items[number][-1], Finished | Failed)
+        return bool(self.items[number]) and isinstance(self.items[number][-1], Finished | RequestFailed)
 
     def tokens(self, number):
         return [token for item in self.items[number] if isinstance(item, Delta) for token in item.tokens]

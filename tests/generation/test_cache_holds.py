@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent_server.engine_protocol.protocol import CacheHold, Constraint
 from agent_server.generation.loading import runner_choice
-from agent_server.generation.scheduling.messages import Failed
+from agent_server.generation.scheduling.messages import RequestFailed
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 
@@ -109,7 +109,7 @@ def test_a_filling_that_is_cancelled_or_refused_keeps_nothing(made):
     driver.finish()
     refused = driver.submit([9], cache_hold=filling(), constraint=Constraint(kind="regex", value="a"))
     driver.finish()
-    assert isinstance(driver.end(refused), Failed) and "grammar" in driver.end(refused).message
+    assert isinstance(driver.end(refused), RequestFailed) and "grammar" in driver.end(refused).message
     assert driver.core.metrics()["num_kept_places"] == 0
     driver.assert_clean()
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_server.generation.own_caches.cache_trees import Unlike, assemble, learn, leaves, tensor_bytes
+from agent_server.generation.own_caches.cache_trees import DifferentLayouts, assemble, learn, leaves, tensor_bytes
 
 WINDOW = 6
 
@@ -63,11 +63,11 @@ def test_a_layout_tells_rows_from_tokens():
 
 
 def test_caches_that_are_not_laid_out_alike_are_told():
-    with pytest.raises(Unlike, match="no rows"):
+    with pytest.raises(DifferentLayouts, match="no rows"):
         learn([1], [1], [1], (8, 24))
-    with pytest.raises(Unlike, match="other parts"):
+    with pytest.raises(DifferentLayouts, match="other parts"):
         learn([torch.ones(1, 8)], [torch.ones(2, 8), None], [torch.ones(1, 24)], (8, 24))
-    with pytest.raises(Unlike, match="two dimensions"):
+    with pytest.raises(DifferentLayouts, match="two dimensions"):
         learn([torch.ones(1, 8, 8)], [torch.ones(2, 8, 8)], [torch.ones(1, 24, 24)], (8, 24))
-    with pytest.raises(Unlike, match="other parts"):
+    with pytest.raises(DifferentLayouts, match="other parts"):
         assemble(LAYOUT, [(cache([1] * 8), [0], 8), ([None, (None, "name")], [0], 8)], 8)

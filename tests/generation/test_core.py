@@ -7,7 +7,7 @@ import torch
 
 from agent_server.engine_protocol.protocol import Constraint, Control, Delta, Finished, Progress
 from agent_server.generation.core.constraint import Compiler, ConstraintError
-from agent_server.generation.scheduling.messages import Failed
+from agent_server.generation.scheduling.messages import RequestFailed
 from tests.generation.harness import DEVICE, Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 
@@ -34,10 +34,10 @@ def fresh(model, monkeypatch):
         own = copy.deepcopy(model)
         if kind == "separate":
             from agent_server.generation.loading import runner_choice
-            from agent_server.generation.loading.probe import Unfit
+            from agent_server.generation.loading.probe import UnpackableModel
 
             def unfit(model):
-                raise Unfit("the test says so")
+                raise UnpackableModel("the test says so")
 
             monkeypatch.setattr(runner_choice, "fit", unfit)
         memory = {"paged-overlap": "paged", "separate": "auto"}.get(kind, kind)
@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_that_requests_error_alone(name, driver, model):
     asked, kind = UNFIT[name]
     number = driver.submit(**asked)
     driver.finish()
-    assert isinstance(driver.end(number), Failed) and driver.end(number).kind == kind
+    assert isinstance(driver.end(number), RequestFailed) and driver.end(number).kind == kind
     assert driver.ids(other) == expected(model, PROMPT, 10)
     driver.assert_clean()
 
@@ -291,7 +291,7 @@ def test_nothing_is_left_after_random_operations(fresh, kind):
     driver.finish()
     driver.assert_clean()
     for number, items in driver.items.items():
-        ends = [item for item in items if isinstance(item, Finished | Failed)]
+        ends = [item for item in items if isinstance(item, Finished | RequestFailed)]
         assert len(ends) <= 1 and (not ends or items[-1] is ends[0])
         if ends and isinstance(ends[0], Finished):
             assert ends[0].usage.completion_tokens == len(driver.ids(number))

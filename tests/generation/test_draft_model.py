@@ -75,17 +75,17 @@ def test_a_preempted_paused_or_cancelled_generation_gives_its_room_back(large):
     driver = Driver(copy.deepcopy(large), draft_model=copy.deepcopy(large), max_batch=4, kv_cache_bytes=200_000)
     asked = prompts(4, seed=8, longest=40)
     numbers = [driver.submit(prompt, max_tokens=NEW, num_speculative_tokens=4) for prompt in asked]
-    twins = driver.core.draft_model.twins
+    copies = driver.core.draft_model.copies
     driver.step(4)
-    assert {*numbers[:2]} <= {*twins}
+    assert {*numbers[:2]} <= {*copies}
     driver.pause(numbers[0])
     driver.cancel(numbers[1])
     driver.step(2)
-    assert twins and not {*numbers[:2]} & {*twins}
+    assert copies and not {*numbers[:2]} & {*copies}
     driver.resume(numbers[0])
     driver.finish()
     driver.step()
-    assert not twins and driver.core.draft_model.runner.memory.usage == 0
+    assert not copies and driver.core.draft_model.runner.memory.usage == 0
     for number in (0, 2, 3):
         assert driver.ids(numbers[number]) == expected(copy.deepcopy(large), asked[number], NEW)
 
@@ -97,8 +97,8 @@ def test_a_long_prompt_is_read_between_steps_and_guesses_nothing_till_then(large
     computed = []
     while not driver.core.idle or not driver.core.inbox.empty():
         driver.step()
-        twin = driver.core.draft_model.twins.get(number)
-        computed.append(0 if twin is None else twin.sequence.computed)
+        draft_copy = driver.core.draft_model.copies.get(number)
+        computed.append(0 if draft_copy is None else draft_copy.sequence.computed)
     grown = [later - earlier for earlier, later in itertools.pairwise(computed) if earlier < 200 <= 200]
     assert max(grown) <= 16 + 4
     assert driver.ids(number) == expected(copy.deepcopy(large), long[:200], 40)
@@ -135,8 +135,8 @@ def test_a_token_that_the_large_model_lacks_ends_a_draft(large):
     number = driver.submit(prompt, max_tokens=NEW, num_speculative_tokens=4)
     driver.step(NEW + 4)
     assert driver.ids(number) == expected(copy.deepcopy(large), prompt, NEW)
-    twins = driver.core.draft_model.twins.values()
-    assert all(len(twin.sequence.tokens) <= twin.real + twin.target for twin in twins)
+    copies = driver.core.draft_model.copies.values()
+    assert all(len(each.sequence.tokens) <= each.real + each.target for each in copies)
 
 
 def test_a_draft_model_that_fails_is_not_asked_again(large, caplog):

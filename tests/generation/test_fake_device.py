@@ -23,7 +23,7 @@ from agent_server.generation.loading.attention_kernels import VarlenKernel
 from agent_server.generation.loading.loader import load
 from agent_server.generation.lora import lora
 from agent_server.generation.sampling.sampler import Sampler
-from agent_server.generation.scheduling.messages import EngineConfig, Failed
+from agent_server.generation.scheduling.messages import EngineConfig, RequestFailed
 from agent_server.generation.scheduling.sequence import MAX_CHUNKS
 from tests.generation.fake_device import DEVICE, GIB, HiddenWait, fake_cuda
 from tests.generation.harness import Driver
@@ -202,7 +202,7 @@ def test_no_step_mixes_devices_or_waits(family, options, serve):
     numbers.append(driver.submit([12] * 70, max_tokens=2))
     driver.finish()
     for number in numbers:
-        assert not isinstance(driver.end(number), Failed), driver.end(number)
+        assert not isinstance(driver.end(number), RequestFailed), driver.end(number)
         assert driver.end(number).reason == "length"
     driver.assert_clean()
 
@@ -340,4 +340,4 @@ def test_what_waits_or_mixes_devices_in_a_step_is_seen(wait, serve, monkeypatch)
         driver.finish()
     except HiddenWait:
         return
-    assert isinstance(driver.end(number), Failed)
+    assert isinstance(driver.end(number), RequestFailed)

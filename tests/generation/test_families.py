@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agent_server.generation.loading import runner_choice
-from agent_server.generation.loading.probe import Unfit, fit
+from agent_server.generation.loading.probe import UnpackableModel, fit
 from benchmarks.families import BEGIN, END, ROWS, generate, measure, prompts, tied
 from benchmarks.family_shapes import FAMILIES, make
 from tests.generation.tiny_models import make_model
@@ -71,7 +71,7 @@ def test_a_choice_by_scores_is_the_same_however_equal_ones_are_ordered(family, m
 @pytest.mark.parametrize("family", ["afmoe", "gemma2", "gpt_oss", "mixtral"])
 def test_families_that_are_packed_can_do_with_their_own_caches(family, monkeypatch):
     def unfit(model):
-        raise Unfit("the test says so")
+        raise UnpackableModel("the test says so")
 
     monkeypatch.setattr(runner_choice, "fit", unfit)
     row = measure(family, new=8)

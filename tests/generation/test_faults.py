@@ -11,7 +11,14 @@ from agent_server.generation.core.generation import HONOURED
 from agent_server.generation.faults import DeviceLost, first_line, out_of_memory, raise_if_lost
 from agent_server.generation.process import worker
 from agent_server.generation.scheduling import scheduler
-from agent_server.generation.scheduling.messages import EngineConfig, Failed, Ready, Replies, Submit, WorkerFailed
+from agent_server.generation.scheduling.messages import (
+    EngineConfig,
+    Ready,
+    Replies,
+    RequestFailed,
+    Submit,
+    WorkerFailed,
+)
 from events.options import SamplingParams
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
@@ -169,7 +176,7 @@ def test_a_lost_device_with_nothing_in_flight_ends_the_worker_and_its_runs(model
     assert isinstance(said[0], Ready) and isinstance(said[-1], WorkerFailed)
     ends = {number: item for report in said if isinstance(report, Replies) for number, item in report.items}
     sentence = "The device failed: CUDA error: an illegal memory access was encountered. The engine is being restarted."
-    assert ends == {number: Failed("internal", sentence, True) for number in (1, 2)}
+    assert ends == {number: RequestFailed("internal", sentence, True) for number in (1, 2)}
 
 
 @pytest.mark.parametrize(

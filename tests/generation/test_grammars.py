@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from agent_server.engine_protocol.protocol import Constraint
-from agent_server.generation.scheduling.messages import Failed
+from agent_server.generation.scheduling.messages import RequestFailed
 from tests.generation.harness import Driver, prompts
 from tests.generation.tiny_models import make_model, make_tokenizer
 
@@ -88,7 +88,7 @@ def test_a_grammar_that_cannot_be_is_that_requests_error(compiler, wanted):
     bad = driver.submit([9, 10, 12], max_tokens=5, constraint=wanted)
     run(driver)
     assert driver.end(good).reason == "length"
-    assert isinstance(driver.end(bad), Failed) and driver.end(bad).kind == "invalid_request"
+    assert isinstance(driver.end(bad), RequestFailed) and driver.end(bad).kind == "invalid_request"
     assert len(driver.end(bad).message) < 400
     driver.assert_clean()
 

@@ -12,8 +12,8 @@ from agent_server.generation.loading.memory_plan import (
     GIB,
     LOST_AT_LEAST,
     MIB,
-    Demand,
     InsufficientMemory,
+    MemoryDemand,
     graphs_reserve,
     share_out,
     state_tokens,
@@ -32,7 +32,7 @@ def test_a_card_of_24_gib_serves_a_model_of_8_billion_parameters():
     free = 24 * GIB - 600 * MIB - QWEN3_8B["weights"]
     reserve = graphs_reserve(graphs.graph_count(64, 40_960), 64 + 8, 64 + 512, QWEN3_8B["vocab"], 64 * 1024)
     shares = share_out(
-        free, Demand(QWEN3_8B["per_token"], 64, requested_tokens=2 * 64 * 65_536), step=1200 * MIB, graphs=reserve
+        free, MemoryDemand(QWEN3_8B["per_token"], 64, requested_tokens=2 * 64 * 65_536), step=1200 * MIB, graphs=reserve
     )
     assert shares.tokens > 64 * 400 and shares.tokens % 64 == 0
     assert shares.cache + shares.step + shares.graphs + shares.overhead <= free
@@ -45,7 +45,7 @@ def test_a_model_that_leaves_nothing_is_refused_with_what_takes_the_memory():
         InsufficientMemory,
         match=r"0\.50 GiB are free beside the weights; a step takes 0\.39, .* AGENT_SERVER_MAX_BATCH",
     ):
-        share_out(512 * MIB, Demand(147_456, 16, requested_tokens=10**9), step=400 * MIB, graphs=0)
+        share_out(512 * MIB, MemoryDemand(147_456, 16, requested_tokens=10**9), step=400 * MIB, graphs=0)
 
 
 @given(
@@ -58,7 +58,7 @@ def test_a_model_that_leaves_nothing_is_refused_with_what_takes_the_memory():
 )
 def test_nothing_is_given_out_twice(free, per_token, page, requested_tokens, step, reserve):
     try:
-        shares = share_out(free, Demand(per_token, page, requested_tokens), step=step, graphs=reserve)
+        shares = share_out(free, MemoryDemand(per_token, page, requested_tokens), step=step, graphs=reserve)
     except InsufficientMemory:
         assert free - step - reserve - LOST_AT_LEAST < 2 * page * per_token + free * 0.03 or requested_tokens < 2 * page
         return

@@ -10,7 +10,7 @@ from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation import device
 from agent_server.generation.loading import loader, quantised
 from agent_server.generation.loading.linear_layers import parameter_count
-from agent_server.generation.loading.memory_plan import CPU_CACHE, Demand, cpu_tokens
+from agent_server.generation.loading.memory_plan import CPU_CACHE, MemoryDemand, cpu_tokens
 from agent_server.generation.recorded.flat import flatten, rewrite_around_products
 from agent_server.generation.scheduling.messages import EngineConfig
 from tests.generation.harness import Driver, prompts
@@ -216,8 +216,8 @@ def test_arm_is_asked_by_its_own_library(monkeypatch):
     ],
 )
 def test_a_cpu_keeps_so_many_tokens(weights, context, free, tokens):
-    assert cpu_tokens(free, weights, Demand(1000, 1, requested_tokens=10**9), context) == tokens
+    assert cpu_tokens(free, weights, MemoryDemand(1000, 1, requested_tokens=10**9), context) == tokens
 
 
 def test_a_tiny_model_takes_no_more_than_it_needs():
-    assert cpu_tokens(2**40, 10**6, Demand(1000, 1, requested_tokens=500), 100) == 500
+    assert cpu_tokens(2**40, 10**6, MemoryDemand(1000, 1, requested_tokens=500), 100) == 500

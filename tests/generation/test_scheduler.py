@@ -13,7 +13,7 @@ from agent_server.generation.scheduling.leases import LeaseTerms
 from agent_server.generation.scheduling.pages import PagedMemory
 from agent_server.generation.scheduling.scheduler import Scheduler
 from agent_server.generation.scheduling.sequence import MAX_CHUNKS, PENDING, Sequence, common_prefix
-from agent_server.generation.scheduling.slabs import Buddies, SlabMemory
+from agent_server.generation.scheduling.slabs import BuddyAllocator, SlabMemory
 
 MEMORIES = {
     "pages": lambda: PagedMemory(13, 4),
@@ -444,7 +444,7 @@ def test_a_plan_that_failed_is_undone(machine):
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=60), st.integers(1, 6))
 def test_buddies_never_overlap_and_join_again(operations, tops):
-    buddies = Buddies(8 * 16 * tops // 2, 8)
+    buddies = BuddyAllocator(8 * 16 * tops // 2, 8)
     total, held = buddies.free, []
     for take, number in operations:
         if take:

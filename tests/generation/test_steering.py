@@ -10,7 +10,7 @@ from transformers import NoBadWordsLogitsProcessor
 from agent_server.engine_protocol.detokenizer import ByteVocabulary, TokenizerVocabulary
 from agent_server.engine_protocol.protocol import Thought
 from agent_server.generation.sampling.penalties import ThoughtBudget, bad_words
-from agent_server.generation.scheduling.messages import Failed
+from agent_server.generation.scheduling.messages import RequestFailed
 from tests.generation.harness import Driver
 from tests.generation.tiny_models import make_model, make_tokenizer
 
@@ -80,7 +80,7 @@ def test_an_allowed_token_outside_of_the_vocabulary_is_refused(driver):
     number = driver.submit(PROMPT, allowed_token_ids=(5000,))
     driver.finish()
     end = driver.end(number)
-    assert isinstance(end, Failed) and "5000" in end.message
+    assert isinstance(end, RequestFailed) and "5000" in end.message
 
 
 def thought_of(driver, start, end, *, opened, close):

@@ -9,7 +9,7 @@ from ag_ui.core import DataSource, DocumentPart, TextPart, ToolMessage, UserMess
 from agent_server.media import document_decoder
 from agent_server.media.documents import DocumentText, PagePicture
 from agent_server.media.intake import Intake
-from agent_server.media.refusal import Refused
+from agent_server.media.refusal import MediaRefused
 from agent_server.settings import MediaLimits
 from tests.media.papers import pdf
 
@@ -65,7 +65,7 @@ async def test_a_page_counts_among_the_pixels_of_a_request():
     intake = Intake(MediaLimits(pixels=1000, seconds=20))
     try:
         [found] = await intake.documents([asked(document(pdf("Page")))], has_vision=True)
-        with pytest.raises(Refused, match="699392 pixels, but only 1000 are left"), intake.hold() as held:
+        with pytest.raises(MediaRefused, match="699392 pixels, but only 1000 are left"), intake.hold() as held:
             await intake.pictures([found.content[2]], held)
     finally:
         await intake.close()
@@ -101,7 +101,7 @@ REFUSED = {
 async def test_refusals_name_the_document(intake, name):
     data, sentence = REFUSED[name]
     good = document(pdf("Fine"))
-    with pytest.raises(Refused, match=f"^Document 2 of 2 is refused: .*{sentence}") as told:
+    with pytest.raises(MediaRefused, match=f"^Document 2 of 2 is refused: .*{sentence}") as told:
         await intake.documents([asked(good, document(data))], has_vision=False)
     assert (told.value.kind, told.value.param) == ("invalid_request", "messages")
 

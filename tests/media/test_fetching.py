@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent_server.media.fetching import Fetcher, is_public
-from agent_server.media.refusal import Refused
+from agent_server.media.refusal import MediaRefused
 from agent_server.settings import MediaLimits
 
 HOSTS = frozenset({"pictures.example", "pictures.example:8443", "10.0.0.7", "xn--bcher-kva.example"})
@@ -45,12 +45,12 @@ async def test_a_url_that_is_not_allowed_is_not_connected_to(url, monkeypatch):
         raise AssertionError("it asked for the address")
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup, raising=False)
-    with pytest.raises(Refused, match=RULES[url]):
+    with pytest.raises(MediaRefused, match=RULES[url]):
         await Fetcher(MediaLimits(hosts=HOSTS)).fetch(url)
 
 
 async def test_without_hosts_nothing_is_fetched():
-    with pytest.raises(Refused, match="fetches nothing from URLs; send the content itself"):
+    with pytest.raises(MediaRefused, match="fetches nothing from URLs; send the content itself"):
         await Fetcher(MediaLimits()).fetch("https://pictures.example/a.png")
 
 
@@ -77,7 +77,7 @@ async def test_a_name_with_an_address_that_is_not_public_is_not_connected_to(add
         return [(2, 1, 6, "", (address, port)) for address in addresses]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup, raising=False)
-    with pytest.raises(Refused, match="has an address that is not public"):
+    with pytest.raises(MediaRefused, match="has an address that is not public"):
         await Fetcher(MediaLimits(hosts=HOSTS)).fetch("https://pictures.example/a.png")
 
 
@@ -156,7 +156,7 @@ async def test_a_certificate_that_nobody_vouches_for(certificate, monkeypatch):
 
     async with serving(picture, certificate, monkeypatch) as (fetcher, base):
         fetcher._ssl = None
-        with pytest.raises(Refused, match="cannot be read"):
+        with pytest.raises(MediaRefused, match="cannot be read"):
             await fetcher.fetch(f"{base}/a.png")
 
 
@@ -189,7 +189,7 @@ async def test_answers_that_are_not_taken(name, certificate, monkeypatch):
         return found
 
     async with serving(handler, certificate, monkeypatch) as (fetcher, base):
-        with pytest.raises(Refused, match=sentence):
+        with pytest.raises(MediaRefused, match=sentence):
             await fetcher.fetch(f"{base}/a.png")
 
 
@@ -212,7 +212,7 @@ async def test_too_much_without_a_word_of_how_much(certificate, monkeypatch):
         return answer
 
     async with serving(endless, certificate, monkeypatch) as (fetcher, base):
-        with pytest.raises(Refused, match="sends more than 1000 bytes"):
+        with pytest.raises(MediaRefused, match="sends more than 1000 bytes"):
             await fetcher.fetch(f"{base}/a.png")
 
 
@@ -227,6 +227,6 @@ async def test_a_server_that_does_not_finish(certificate, monkeypatch):
 
     async with serving(slow, certificate, monkeypatch) as (fetcher, base):
         fetcher._limits = MediaLimits(hosts=fetcher._limits.hosts, seconds=0.3)
-        with pytest.raises(Refused, match=r"did not send the content within 0\.3 seconds"):
+        with pytest.raises(MediaRefused, match=r"did not send the content within 0\.3 seconds"):
             await fetcher.fetch(f"{base}/a.png")
         over.set()

@@ -8,7 +8,7 @@ from ag_ui.core import DataSource, FileSource, ImagePart, UrlSource
 
 from agent_server.media.fetching import from_base64, from_data_url
 from agent_server.media.intake import Intake
-from agent_server.media.refusal import Refused
+from agent_server.media.refusal import MediaRefused
 from agent_server.settings import MediaLimits
 from tests.media.pictures import encoded, gradient
 
@@ -94,7 +94,7 @@ REFUSALS = {
 @pytest.mark.parametrize("name", REFUSALS)
 async def test_refusals(intake, name):
     parts, sentence = REFUSALS[name]
-    with pytest.raises(Refused, match=sentence) as told, intake.hold() as held:
+    with pytest.raises(MediaRefused, match=sentence) as told, intake.hold() as held:
         await intake.pictures(parts, held)
     assert intake.used_bytes == 0
     assert (told.value.kind, told.value.param, told.value.retryable) == ("invalid_request", "messages", False)
@@ -109,5 +109,5 @@ def test_base64_as_clients_write_it(text):
 
 def test_a_data_url_without_base64():
     assert from_data_url("data:,a%20b", MediaLimits()) == b"a b"
-    with pytest.raises(Refused, match="the limit is 2"):
+    with pytest.raises(MediaRefused, match="the limit is 2"):
         from_data_url("data:,abcd", MediaLimits(bytes=2))

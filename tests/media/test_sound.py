@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from agent_server.media.decoding import Decoder
-from agent_server.media.refusal import Refused
+from agent_server.media.refusal import MediaRefused
 from agent_server.settings import MediaLimits
 from tests.media.recordings import recorded, wav
 
@@ -47,5 +47,5 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_hostile_recordings_get_a_sentence(decoder, name):
     data, sentence = HOSTILE[name]
-    with pytest.raises(Refused, match=f"^The recording .*({sentence})"):
+    with pytest.raises(MediaRefused, match=f"^The recording .*({sentence})"):
         await decoder.sound(data, 2)

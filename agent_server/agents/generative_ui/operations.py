@@ -164,7 +164,7 @@ class Component:
         self.properties = properties
 
 
-class Each:
+class RepeatedChildren:
     """The children of a component, one for every item of a list in the data."""
 
     def __init__(self, component: Component, path: str) -> None:
@@ -177,9 +177,9 @@ def bound(path: str) -> Bound:
     return {"path": path}
 
 
-def each(component: Component, path: str) -> Each:
+def each(component: Component, path: str) -> RepeatedChildren:
     """One `component` for every item of the list at `path`."""
-    return Each(component, path)
+    return RepeatedChildren(component, path)
 
 
 def event(name: str, /, **context: object) -> Action:
@@ -232,7 +232,7 @@ def _flattened(component: Component, id: str, numbers: Iterator[int]) -> Iterato
             case Component():
                 inner.append((value, value.id or f"{value.component.lower()}-{next(numbers)}"))
                 return inner[-1][1]
-            case Each():
+            case RepeatedChildren():
                 return {"componentId": reference_or_value(value.component), "path": value.path}
             case dict():
                 return {key: reference_or_value(each) for key, each in value.items()}

@@ -327,24 +327,24 @@ _FLAGS = {codes.SRE_FLAG_IGNORECASE: "i", codes.SRE_FLAG_MULTILINE: "m", codes.S
 Items = Sequence[tuple[Any, Any]]
 
 
-class Unreadable(ValueError):
+class UncheckablePattern(ValueError):
     """A pattern that cannot be checked incrementally."""
 
 
 def prefix_regex(pattern: str) -> str:
     """An RE2 expression for every non-empty prefix of a match of `pattern`.
 
-    Raises Unreadable for a pattern that RE2 and Python do not write alike, or that matches only the empty text.
+    Raises UncheckablePattern for a pattern that RE2 and Python do not write alike, or that matches only the empty text.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             parsed = parser.parse(pattern)
     except (codes.error, RecursionError, OverflowError, Warning) as error:
-        raise Unreadable(f"{pattern} cannot be parsed: {error}") from None
+        raise UncheckablePattern(f"{pattern} cannot be parsed: {error}") from None
     prefix = _prefix_of_sequence(list(parsed))
     if prefix is None:
-        raise Unreadable(f"{pattern} matches no character")
+        raise UncheckablePattern(f"{pattern} matches no character")
     return _with_flags(parsed.state.flags, 0, prefix)
 
 
@@ -414,7 +414,7 @@ def _whole(operation: Any, argument: Any) -> str:
         return _with_flags(added, removed, _sequence(inner))
     if operation is codes.BRANCH:
         return "(?:" + "|".join(_sequence(each) or "(?:)" for each in argument[1]) + ")"
-    raise Unreadable(f"has {str(operation).lower()}, which RE2 does not support")
+    raise UncheckablePattern(f"has {str(operation).lower()}, which RE2 does not support")
 
 
 def _sequence(items: Any) -> str:

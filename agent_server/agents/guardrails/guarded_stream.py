@@ -60,7 +60,7 @@ WHOLE: Mapping[type, Where] = {
 _SHORT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
-class Unescaped:
+class JsonUnescaper:
     """Decodes JSON escapes in a text that arrives in pieces.
 
     `read` returns the decoded characters, and `ends` holds the index in the raw text at which each of them ended. An
@@ -123,12 +123,12 @@ class GuardedMessage:
         self._watches: list[tuple[Guard, Watch]] = [(guard, guard.watch()) for guard in guards]
         self._waiting: deque[tuple[Delta, int]] = deque()
         self._received = self._released = self._decoded = 0
-        self._unescaped = Unescaped() if where == "arguments" else None
+        self._unescaped = JsonUnescaper() if where == "arguments" else None
 
     def restart(self) -> None:
         """Start the next message."""
         self._received = self._released = self._decoded = 0
-        self._unescaped = Unescaped() if self._unescaped is not None else None
+        self._unescaped = JsonUnescaper() if self._unescaped is not None else None
         for _, watch in self._watches:
             watch.restart()
 
@@ -378,7 +378,7 @@ def _texts(input: RunAgentInput, options: GenerationOptions, raw: str | None) ->
         yield getattr(message, "name", None) or ""
         for call in getattr(message, "tool_calls", None) or ():
             yield call.function.name
-            yield Unescaped().read(call.function.arguments)
+            yield JsonUnescaper().read(call.function.arguments)
     for tool in input.tools or ():
         yield tool.name
         yield tool.description

@@ -18,11 +18,11 @@ from agent_server.agents.checkpoints import RunStart, repeat_events
 from agent_server.agents.guardrails import Forbidden, GuardedStream, Guards, withheld
 from agent_server.agents.guests.event_normalizer import EventNormalizer
 from agent_server.agents.guests.guest import Guest, GuestError, GuestInput
-from agent_server.agents.guests.own_engine import CutShort, OwnEngine
+from agent_server.agents.guests.own_engine import OwnEngine, TruncatedCall
 from agent_server.agents.running import failure
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.runs import Ending, RunContext
-from agent_server.runs.store.records import AskedPerson, HeldCall
+from agent_server.runs.store.records import HeldCall, PendingQuestion
 from events.message import Folder
 from events.run_output import Wire
 from events.vocabulary import (
@@ -110,7 +110,7 @@ class GuestRun:
             self._recorder.close_open()
             self._emit(withheld(self._context.new_id("activity"), forbidden))
             return Ending(reason="content_filter")
-        except CutShort:
+        except TruncatedCall:
             # The model's output ended within a call: no call of that message is made, and each result says so.
             self._recorder.close_open()
             for id in self._normalizer.calls():
@@ -196,7 +196,7 @@ class GuestRun:
         except Exception as error:
             # Frameworks wrap errors of their model in errors of their own.
             if self._engine is not None and self._engine.cut_short is not None:
-                raise CutShort from error
+                raise TruncatedCall from error
             if isinstance(error, RequestError | EngineError):
                 raise
             if isinstance(error, GuestError):
@@ -281,7 +281,7 @@ class GuestRun:
         outcome = SuccessOutcome(pending_tool_call_ids=pending or None)
         return Ending(outcome=outcome, result=last.result, reason="tool_calls" if pending else "stop")
 
-    def _question(self, interrupt: Interrupt) -> AskedPerson:
+    def _question(self, interrupt: Interrupt) -> PendingQuestion:
         """A guest's interrupt with the call that the store keeps with it. It gets a new id if the thread has that id
         already: LangGraph gives two questions of one node the same id."""
         thread = self._context.thread
@@ -305,7 +305,7 @@ class GuestRun:
                 return call["function"]["name"], arguments if isinstance(arguments, dict) else {}
         return "", {}
 
-    def _interrupted(self, questions: list[AskedPerson]) -> Ending:
+    def _interrupted(self, questions: list[PendingQuestion]) -> Ending:
         if self._context.thread is None:
             raise RequestError("invalid_request", NOBODY_TO_ASK)
         recorder = self._recorder

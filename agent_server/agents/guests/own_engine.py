@@ -33,7 +33,7 @@ OUTSIDE = (
 )
 
 
-class CutShort(EngineError):
+class TruncatedCall(EngineError):
     """The model's output ended within a call. Raised into the guest's framework instead of returning the turn: some
     frameworks complete the arguments of such a call and would make it."""
 
@@ -98,7 +98,7 @@ class OwnEngine:
 
     async def generate(self, request: Request) -> AsyncGenerator[Event | Turn, None]:
         """Yield the events of one turn of the model, then the complete turn. Closing it ends the generation. Raises
-        EngineError (CutShort is one) or RequestError."""
+        EngineError (TruncatedCall is one) or RequestError."""
         source = self._context.input
         input = RunAgentInput(
             thread_id=source.thread_id, run_id=source.run_id, messages=request.messages, tools=request.tools
@@ -134,7 +134,7 @@ class OwnEngine:
             turn = await task
             self.cut_short = turn.finished.reason if turn.output.cut_calls else None
             if self.cut_short is not None:
-                raise CutShort
+                raise TruncatedCall
             yield turn
         finally:
             task.cancel()

@@ -65,7 +65,7 @@ class ConsentRefused(Exception):
     """A consent could not be completed. The message is a sentence for the user."""
 
 
-class Pending(msgspec.Struct, kw_only=True):
+class PendingConsent(msgspec.Struct, kw_only=True):
     """A consent that waits for the user: what `finish` needs besides the code. client, metadata, resource: in wire
     form."""
 
@@ -87,7 +87,7 @@ class Grant(msgspec.Struct, kw_only=True, omit_defaults=True):
     tokens: Json | None = None
     expires_at: float | None = None
     client: Json | None = None
-    pending: Pending | None = None
+    pending: PendingConsent | None = None
 
 
 class Consents:
@@ -212,7 +212,7 @@ class UserTokens(OAuthClientProvider):
         except StopAsyncIteration:
             return
 
-    async def exchange(self, pending: Pending, code: str, issuer: str | None, http: httpx2.AsyncClient) -> None:
+    async def exchange(self, pending: PendingConsent, code: str, issuer: str | None, http: httpx2.AsyncClient) -> None:
         """Fetch and store the token of a consent. Raises OAuthFlowError, OAuthTokenError or HTTPError."""
         context = self.context
         context.client_info = OAuthClientInformationFull.model_validate(pending.client)
@@ -274,7 +274,7 @@ class UserTokens(OAuthClientProvider):
             query["scope"] = scope
             if "offline_access" in scope.split():  # OpenID Connect Core 1.0, section 11
                 query["prompt"] = "consent"
-        grant.pending = Pending(
+        grant.pending = PendingConsent(
             url=f"{endpoint}{'&' if urlsplit(endpoint).query else '?'}{urlencode(query)}",
             state=state,
             verifier=pkce.code_verifier,

@@ -38,7 +38,7 @@ CheckedResult = tuple[Result, list[str]]
 Ask = Callable[[ElicitRequestParams], Awaitable[ElicitResult]]
 
 
-class Answered(msgspec.Struct):
+class AnsweredQuestion(msgspec.Struct):
     """A question in wire form, and the result that its server received."""
 
     params: dict[str, object]
@@ -64,7 +64,7 @@ class Elicitation(msgspec.Struct, kw_only=True, omit_defaults=True):
     task: str | None = None
     sends: bool = True
     open_call: str | None = None
-    answered: list[Answered] = []
+    answered: list[AnsweredQuestion] = []
 
     @property
     def open_key(self) -> str | None:
@@ -163,7 +163,7 @@ class OpenCall:
     def __init__(
         self,
         start: Callable[[Ask, ProgressFnT], Coroutine[object, object, CheckedResult]],
-        answered: list[Answered],
+        answered: list[AnsweredQuestion],
         *,
         may_ask: bool,
     ) -> None:
@@ -173,7 +173,7 @@ class OpenCall:
         self.task_handle: str | None = None
         self.on_task: Callable[[str], Awaitable[None]] | None = None
         self.progress: ProgressFnT | None = None
-        self.answered: list[Answered] = []
+        self.answered: list[AnsweredQuestion] = []
         self._questions: list[tuple[ElicitRequestParams, asyncio.Future[ElicitResult]]] = []
         self._question_event = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
@@ -245,8 +245,8 @@ def elicitation_of(call: OpenCall, params: ElicitRequestParams, key: str) -> Eli
     return Elicitation(requests={"0": _wire(params)}, task=call.task_handle, open_call=key, answered=call.answered)
 
 
-def answered_question(params: ElicitRequestParams, result: ElicitResult) -> Answered:
-    return Answered(_wire(params), result.model_dump(mode="json", by_alias=True, exclude_none=True))
+def answered_question(params: ElicitRequestParams, result: ElicitResult) -> AnsweredQuestion:
+    return AnsweredQuestion(_wire(params), result.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
 def _wire(params: ElicitRequestParams) -> dict[str, object]:

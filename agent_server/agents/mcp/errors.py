@@ -7,7 +7,7 @@ from mcp import MCPError
 from agent_server.agents.mcp.guarded_client import CONSENT
 
 
-class Unavailable(ConnectionError):
+class McpUnavailable(ConnectionError):
     """A server cannot be used. The message completes "the server X ..."."""
 
 

@@ -13,7 +13,7 @@ from mcp_types import METHOD_NOT_FOUND, Prompt, Resource, ResourceTemplate
 from mcp_types import Tool as McpTool
 
 from agent_server.agents.mcp.apps import SCHEME
-from agent_server.agents.mcp.errors import Unavailable, consent_url, reason_of
+from agent_server.agents.mcp.errors import McpUnavailable, consent_url, reason_of
 from agent_server.agents.mcp.mcp_server import McpServer
 from agent_server.agents.mcp.repairs import LEFT_OUT, NOTE, OUTPUT_SCHEMA
 from agent_server.fair_threads import REQUEST_THREADS
@@ -57,7 +57,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 async def list_offers(client: Client, server: McpServer) -> Listing:
     """List what the server offers, within the limits of time and number.
 
-    Raises Unavailable if it lists no tools, and MCPError if the user must sign in first.
+    Raises McpUnavailable if it lists no tools, and MCPError if the user must sign in first.
     """
     tools: dict[str, ServerTool] = {}
     left_out: list[tuple[str, str]] = []
@@ -80,13 +80,13 @@ async def list_offers(client: Client, server: McpServer) -> Listing:
                 cut = f"its list of tools has more than {TOOL_PAGES} pages"
     except TimeoutError:
         if not pages:
-            raise Unavailable(f"did not list its tools within {LIST_SECONDS:g} s") from None
+            raise McpUnavailable(f"did not list its tools within {LIST_SECONDS:g} s") from None
         cut = f"its list of tools took longer than {LIST_SECONDS:g} s"
     except MCPError as error:
         if consent_url(error) is not None:
             raise
         if error.error.code != METHOD_NOT_FOUND:  # a server without tools
-            raise Unavailable(f"could not list its tools: {error.error.message[:200]}") from error
+            raise McpUnavailable(f"could not list its tools: {error.error.message[:200]}") from error
     capabilities = client.server_capabilities
     resources, templates, prompts = await asyncio.gather(
         _entries(server, client.list_resources, "resources", capabilities.resources is not None),

@@ -16,7 +16,7 @@ from mcp_types import URL_ELICITATION_REQUIRED, CallToolResult, ElicitResult
 from agent_server.agents.mcp.apps import app_activity
 from agent_server.agents.mcp.consent import ConsentRequired
 from agent_server.agents.mcp.elicitation import (
-    Answered,
+    AnsweredQuestion,
     Ask,
     CheckedResult,
     Elicitation,
@@ -29,7 +29,7 @@ from agent_server.agents.mcp.elicitation import (
     result_for,
     round_of,
 )
-from agent_server.agents.mcp.errors import Unavailable, reason_of
+from agent_server.agents.mcp.errors import McpUnavailable, reason_of
 from agent_server.agents.mcp.listing import ServerTool
 from agent_server.agents.mcp.resources import (
     content_of,
@@ -96,7 +96,7 @@ class McpCallee:
             return failure(f"{name} requires {error} of its client, which this server does not offer.")
         except MCPError as error:
             return failure(f"{name} was refused: {error.error.message[:500]}")
-        except Unavailable as error:
+        except McpUnavailable as error:
             return failure(f"The MCP server {server} {error}.")
         except ConnectionError as error:
             return failure(f"The MCP server {server} did not answer: {error}.")
@@ -174,7 +174,7 @@ class McpCallee:
     ) -> OpenCall | None:
         """Return the request to wait for: the one that is still open, or a new one. None if it was lost and may have
         had effects."""
-        earlier_answers: list[Answered] = []
+        earlier_answers: list[AnsweredQuestion] = []
         if elicitation is not None and elicitation.open_call is not None:
             params, response = elicitation.params("0"), ElicitResult.model_validate(elicitation.responses["0"])
             call = self._connection.open_calls.pop(elicitation.open_call, None)

@@ -22,7 +22,7 @@ from agent_server.agents.mcp.consent import ConsentRequired, Consents, UserToken
 from agent_server.agents.mcp.elicitation import (
     consent_to,
 )
-from agent_server.agents.mcp.errors import Unavailable
+from agent_server.agents.mcp.errors import McpUnavailable
 from agent_server.agents.mcp.listing import Listing
 from agent_server.agents.mcp.mcp_callee import McpCallee
 from agent_server.agents.mcp.mcp_server import McpServer, UserConsent
@@ -91,7 +91,7 @@ class SignIn:
             if not context.may_ask:
                 return failure(f"The user must sign in to {server.name}, and this connection cannot ask a person.")
             return CallResult(question=consent_to(server.name, required.url).question(server.name))
-        except Unavailable as error:
+        except McpUnavailable as error:
             return failure(f"The MCP server {server.name} {error}.")
         names = ", ".join(server.prefix + each.tool.name for each in listing.tools if app_of(each.tool).for_model)
         return CallResult(content=f"The user is signed in to {server.name}. These tools can be called now: {names}.")
@@ -150,7 +150,7 @@ class McpConnections:
         async def connect(connection: McpConnection) -> None:
             try:
                 await connection.tools(START_SECONDS)
-            except Unavailable as error:
+            except McpUnavailable as error:
                 name = connection.server.name
                 logger.warning("the MCP server %s did not start: it %s; a run that needs it tries again", name, error)
 
@@ -209,7 +209,7 @@ class McpConnections:
         await asyncio.gather(*(each.close() for each in (*self._shared, *self._users.values())), *self._closing)
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class ToolOffer(msgspec.Struct, frozen=True, kw_only=True):
     """The MCP tools of one run.
 
     tools: the tools of servers. sign_ins: the sign-in tools. required_sign_ins: the names of those that the user still
@@ -236,7 +236,7 @@ class McpTools:
         shared = [each for each in self._servers if not each.per_user]
         return tuple(self._connections.connection_for(each, NOBODY) for each in shared)
 
-    async def offer(self, limits: ToolLimits, user: User) -> Offer:
+    async def offer(self, limits: ToolLimits, user: User) -> ToolOffer:
         """Return the tools for a user's run."""
         tools: list[Offered] = []
         warnings: list[str] = []
@@ -275,9 +275,9 @@ class McpTools:
                 required_sign_ins.add(sign_ins[-1].declaration.name)
                 continue
             if not isinstance(listing, Listing):
-                if not isinstance(listing, Unavailable):
+                if not isinstance(listing, McpUnavailable):
                     logger.error("MCP server %s: its tools cannot be listed", name, exc_info=listing)
-                reason = f" (it {listing})" if isinstance(listing, Unavailable) else ""
+                reason = f" (it {listing})" if isinstance(listing, McpUnavailable) else ""
                 warnings.append(f"The MCP server {name} is not available{reason}; its tools are missing.")
                 continue
             problems = listing.problems()
@@ -301,7 +301,9 @@ class McpTools:
             if beyond := len(visible) - len(offered):
                 more = f"{beyond} of its tools are left out, since all tools together are too large for one run."
                 warnings.append(f"The MCP server {name}: {more} Name those that are needed in its settings.")
-        return Offer(tools=tools, sign_ins=sign_ins, required_sign_ins=frozenset(required_sign_ins), warnings=warnings)
+        return ToolOffer(
+            tools=tools, sign_ins=sign_ins, required_sign_ins=frozenset(required_sign_ins), warnings=warnings
+        )
 
     async def close(self) -> None:
         """Close the connections. Safe to call twice, if nothing else uses them."""
@@ -310,7 +312,7 @@ class McpTools:
 
 async def requested_offer(
     requested: RequestedMcp, limits: ToolLimits, user: User
-) -> tuple[McpTools, Offer, dict[str, object]]:
+) -> tuple[McpTools, ToolOffer, dict[str, object]]:
     """Connect to a server that a request names, for one run.
 
     Returns the tools, which the caller has to close, the offer for the run, and the value of the run's event about the
@@ -331,7 +333,7 @@ async def requested_offer(
     tools = McpTools((server,), connections)
     # No tools at all, which the `only` of McpServer cannot express.
     if requested.only is not None and not requested.only:
-        nothing = Offer(tools=(), sign_ins=(), required_sign_ins=frozenset(), warnings=())
+        nothing = ToolOffer(tools=(), sign_ins=(), required_sign_ins=frozenset(), warnings=())
         return tools, nothing, {"label": server.name, "tools": []}
     offer = await tools.offer(limits, user)
     (connection,) = tools.connections

@@ -35,7 +35,7 @@ from mcp_types import (
 from adapters.errors import RequestError
 from agent_server.agents.mcp.consent import ConsentRequired
 from agent_server.agents.mcp.elicitation import Elicitation, consent_to, result_for
-from agent_server.agents.mcp.errors import Unavailable, reason_of
+from agent_server.agents.mcp.errors import McpUnavailable, reason_of
 from agent_server.agents.mcp.listing import Listing
 from agent_server.agents.mcp.sessions import McpConnection
 from agent_server.agents.running import CallResult, failure
@@ -159,7 +159,7 @@ class ResourceReader:
             return CallResult(question=consent_to(server.name, consent.url).question(server.name))
         except MCPError as error:
             return failure(f"{uri} was refused: {error.error.message[:500]}")
-        except Unavailable as error:
+        except McpUnavailable as error:
             return failure(f"The MCP server {server.name} {error}.")
         except Exception as error:
             return failure(f"The MCP server {server.name} did not answer: {reason_of(error)}.")
@@ -334,7 +334,7 @@ async def _within(connection: McpConnection, work: Awaitable[T], seconds: float)
         raise RequestError("forbidden", f"Sign in to {name} in the conversation first.") from None
     except MCPError as error:
         raise RequestError("invalid_request", f"The MCP server {name} refused: {error.error.message[:500]}") from error
-    except Unavailable as error:
+    except McpUnavailable as error:
         raise RequestError("unavailable", f"The MCP server {name} {error}.") from error
     except Exception as error:
         raise RequestError("unavailable", f"The MCP server {name} failed: {reason_of(error)}.") from error

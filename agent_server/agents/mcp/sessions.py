@@ -48,8 +48,8 @@ from agent_server.agents.mcp.consent import ConsentRequired
 from agent_server.agents.mcp.elicitation import Ask, CheckedResult, OpenCall, Result
 from agent_server.agents.mcp.errors import (
     ConnectionLost,
+    McpUnavailable,
     SessionExpired,
-    Unavailable,
     consent_url,
     innermost,
     reason_of,
@@ -297,7 +297,7 @@ class McpSession:
                 self.consent_url, self.problem = url, "requires the user to sign in"
                 return
             self.reason = reason_of(error)
-            self.problem = str(error) if isinstance(error, Unavailable) else "could not be reached"
+            self.problem = str(error) if isinstance(error, McpUnavailable) else "could not be reached"
             logger.warning("MCP server %s %s (%s)", self.server.name, self.problem, self.reason)
         finally:
             self.ended_at = time.monotonic()
@@ -432,7 +432,7 @@ class McpConnection:
         return self._session.listing if self._session is not None and self._session.alive else Listing()
 
     async def tools(self, seconds: float | None = None) -> Listing:
-        """Return what the server offers. Raises Unavailable or ConsentRequired.
+        """Return what the server offers. Raises McpUnavailable or ConsentRequired.
 
         seconds: how long to wait for a server that is opening, counted from its start; None for the time that runs
         wait.
@@ -553,26 +553,26 @@ class McpConnection:
         raise AssertionError("unreachable")
 
     def _current(self) -> McpSession:
-        """Return the session, or a new one. Raises Unavailable if the server could not be reached a moment ago."""
+        """Return the session, or a new one. Raises McpUnavailable if the server could not be reached a moment ago."""
         session = self._session
         if session is not None and session.alive:
             return session
         if session is not None:
             self._note_failure(session)
         if session is not None and time.monotonic() < self._retry_at:
-            raise Unavailable(session.problem or "could not be reached a moment ago")
+            raise McpUnavailable(session.problem or "could not be reached a moment ago")
         self._session = McpSession(self.server, self.identity)
         return self._session
 
     def _check(self, session: McpSession) -> None:
-        """Raise Unavailable or ConsentRequired for a session that is still opening or could not be opened."""
+        """Raise McpUnavailable or ConsentRequired for a session that is still opening or could not be opened."""
         if not session.opened.is_set():
-            raise Unavailable("has not answered yet")
+            raise McpUnavailable("has not answered yet")
         if session.consent_url:
             raise ConsentRequired(session.consent_url)
         if session.problem:
             self._note_failure(session)
-            raise Unavailable(session.problem)
+            raise McpUnavailable(session.problem)
         self._failures = 0
 
     def _note_failure(self, session: McpSession) -> None:

@@ -15,13 +15,13 @@ import msgspec
 
 from agent_server.engine_protocol.continuation import as_prompt
 from agent_server.engine_protocol.protocol import (
+    CancelOnly,
     Delta,
     EngineError,
     EngineInfo,
     EngineItem,
     EngineStatus,
     GenerationRequest,
-    OnlyCancelled,
 )
 from agent_server.engines.upstream.connection import Upstream, admit, bounded
 from agent_server.engines.upstream.detect import connect
@@ -38,7 +38,7 @@ logger = logging.getLogger("agent_server")
 CLOSED = "The engine was closed."
 
 
-class UpstreamEngine(OnlyCancelled):
+class UpstreamEngine(CancelOnly):
     """The Engine of an upstream. load: reads the model's tokenizer and defaults; called once, in a thread. The dialect
     is detected unless the address names it."""
 

@@ -24,7 +24,7 @@ from agent_server.generation.attention.attention import Call, additive, attend, 
 from agent_server.generation.device import send
 from agent_server.generation.scheduling.pages import PagedMemory
 from agent_server.generation.scheduling.sequence import StepPlan
-from agent_server.generation.scheduling.slabs import Copy, SlabMemory
+from agent_server.generation.scheduling.slabs import SlabCopy, SlabMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class KVCache:
         self.keys[layer].index_copy_(0, at, keys)
         self.values[layer].index_copy_(0, at, values)
 
-    def copy(self, copies: list[Copy]) -> None:
+    def copy(self, copies: list[SlabCopy]) -> None:
         """Execute and clear the copies that a SlabMemory ordered, in order. Source and target overlap only if a slab
         grew in place."""
         for copy in copies:

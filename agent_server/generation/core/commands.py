@@ -25,15 +25,15 @@ from agent_server.generation.faults import first_line
 from agent_server.generation.lora.lora import Loras
 from agent_server.generation.multimodal.inputs import MediaInputs
 from agent_server.generation.scheduling.messages import (
-    Adopted,
     Cancel,
     Command,
-    Compiled,
-    Failed,
+    ConstraintCompiled,
     LoadLora,
+    LoraCommandDone,
+    MediaPrepared,
     Modify,
     Pause,
-    Prepared,
+    RequestFailed,
     Resume,
     StopWorker,
     Submit,
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("agent_server.generation")
 
 
-def execute(core: CoreState, command: Command | Compiled | Prepared) -> None:
+def execute(core: CoreState, command: Command | ConstraintCompiled | MediaPrepared) -> None:
     """Execute one command. A command for a generation that has ended does nothing."""
     if isinstance(command, Submit):
         _submit(core, command.number, command.request)
         return
-    if isinstance(command, Prepared):
+    if isinstance(command, MediaPrepared):
         _begin_prepared(core, command)
         return
     if isinstance(command, LoadLora | UnloadLora):
@@ -60,18 +60,18 @@ def execute(core: CoreState, command: Command | Compiled | Prepared) -> None:
                 _loras(core).load(command.name, command.folder)
             else:
                 _loras(core).remove(command.name)
-            core.reply(command.number, Adopted())
+            core.reply(command.number, LoraCommandDone())
         except EngineError as failure:
-            core.reply(command.number, Failed.of(failure))
+            core.reply(command.number, RequestFailed.of(failure))
         except Exception as failure:  # a file may contain anything; that is no error of the core
             message = f"The adapter cannot be loaded: {first_line(failure)}"
-            core.reply(command.number, Failed("unavailable", message))
+            core.reply(command.number, RequestFailed("unavailable", message))
         return
     if (number := getattr(command, "number", -1)) in core.preparing:
         # A command for a generation whose media are not prepared yet.
         if isinstance(command, Cancel):
             del core.preparing[number]
-        elif not isinstance(command, Compiled):
+        elif not isinstance(command, ConstraintCompiled):
             core.preparing[number].append(command)
         return
     core.stopped = core.stopped or isinstance(command, StopWorker)
@@ -91,7 +91,7 @@ def execute(core: CoreState, command: Command | Compiled | Prepared) -> None:
                 _acknowledge(core, generation, "resumed")
         case Modify(changes=changes):
             _modify(core, generation, changes)
-        case Compiled(grammar=grammar, error=error):
+        case ConstraintCompiled(grammar=grammar, error=error):
             # The generation may get its first token once it has its grammar.
             if error is not None:
                 core.fail(generation, EngineError("invalid_request", error, param="response_format"))
@@ -134,7 +134,7 @@ def _submit(core: CoreState, number: int, request: GenerationRequest) -> None:
         if waiting >= most:
             raise EngineError("overloaded", "The queue is full. Try again later.", retryable=True)
     except EngineError as error:
-        core.reply(number, Failed.of(error))
+        core.reply(number, RequestFailed.of(error))
         return
     if request.pictures or request.sounds:
         assert core.multimodal is not None
@@ -142,8 +142,8 @@ def _submit(core: CoreState, number: int, request: GenerationRequest) -> None:
         # Both are called from the thread that prepares media.
         core.multimodal.begin(
             request,
-            lambda expanded, media: core.inbox.put(Prepared(number, expanded, media)),
-            lambda error: core.inbox.put(Prepared(number, request, failure=Failed.of(error))),
+            lambda expanded, media: core.inbox.put(MediaPrepared(number, expanded, media)),
+            lambda error: core.inbox.put(MediaPrepared(number, request, failure=RequestFailed.of(error))),
         )
         return
     _enqueue(core, number, request)
@@ -156,7 +156,7 @@ def _loras(core: CoreState) -> Loras:
     return core.loras
 
 
-def _begin_prepared(core: CoreState, ready: Prepared) -> None:
+def _begin_prepared(core: CoreState, ready: MediaPrepared) -> None:
     """Enqueue a request whose media are prepared, so that the length of its prompt is final."""
     if ready.number not in core.preparing:  # cancelled meanwhile
         return
@@ -171,7 +171,7 @@ def _begin_prepared(core: CoreState, ready: Prepared) -> None:
             raise ready.failure.error()
         _check_room(core, request)
     except EngineError as error:
-        core.reply(ready.number, Failed.of(error))
+        core.reply(ready.number, RequestFailed.of(error))
         return
     _enqueue(core, ready.number, request, ready.media)
     for command in deferred:
@@ -187,7 +187,7 @@ def _enqueue(core: CoreState, number: int, request: GenerationRequest, media: Me
     try:
         adapter = _loras(core).enter(request.adapter) if request.adapter else ""
     except EngineError as error:
-        core.reply(number, Failed.of(error))
+        core.reply(number, RequestFailed.of(error))
         return
     generation = begin(number, request, core.vocabulary, core.defaults, longest, core.clock(), media, adapter)
     core.generations[number] = generation
@@ -201,7 +201,7 @@ def _enqueue(core: CoreState, number: int, request: GenerationRequest, media: Me
     if request.constraint is not None:
         assert core.compiler is not None
         # Called from the compiler's thread.
-        core.compiler.compile(request.constraint, lambda *result: core.inbox.put(Compiled(number, *result)))
+        core.compiler.compile(request.constraint, lambda *result: core.inbox.put(ConstraintCompiled(number, *result)))
 
 
 def _check_room(core: CoreState, request: GenerationRequest) -> None:

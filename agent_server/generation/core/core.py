@@ -23,8 +23,15 @@ from agent_server.generation.core.threads import ThreadChoice
 from agent_server.generation.execution.runner import Runner
 from agent_server.generation.lora.lora import Loras
 from agent_server.generation.multimodal.multimodal import Multimodal
-from agent_server.generation.sampling.sampler import Sampled, Sampler, TokensOnHost
-from agent_server.generation.scheduling.messages import Command, Compiled, Counters, Failed, Prepared, Reply
+from agent_server.generation.sampling.sampler import SampledTokens, Sampler, TokensOnHost
+from agent_server.generation.scheduling.messages import (
+    Command,
+    ConstraintCompiled,
+    Counters,
+    MediaPrepared,
+    Reply,
+    RequestFailed,
+)
 from agent_server.generation.scheduling.scheduler import Scheduler
 from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPlan
 
@@ -40,7 +47,7 @@ class InFlightStep:
     rows: list[int]
     positions: list[int]
     logits: Tensor | None
-    sampled: Sampled | None = None
+    sampled: SampledTokens | None = None
     draft_logits: Tensor | None = None
     replaced: set[Sequence] = field(default_factory=set)
 
@@ -122,7 +129,7 @@ class CoreState:
     """Records the model's forward, which takes seconds; called when the core is idle."""
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
-    inbox: SimpleQueue[Command | Compiled | Prepared] = field(default_factory=SimpleQueue)
+    inbox: SimpleQueue[Command | ConstraintCompiled | MediaPrepared] = field(default_factory=SimpleQueue)
     stopped: bool = False
     generations: dict[int, Generation] = field(default_factory=dict)
     preparing: dict[int, list[Command]] = field(default_factory=dict)
@@ -197,7 +204,7 @@ class CoreState:
         self.drop(generation)
 
     def fail(self, generation: Generation, error: EngineError) -> None:
-        self.reply(generation.number, Failed.of(error))
+        self.reply(generation.number, RequestFailed.of(error))
         self.drop(generation)
 
     def drop(self, generation: Generation) -> None:
@@ -212,7 +219,7 @@ class CoreState:
         for generation in list(self.generations.values()):
             self.fail(generation, error)
         for number in self.preparing:
-            self.reply(number, Failed.of(error))
+            self.reply(number, RequestFailed.of(error))
         self.preparing.clear()
         replies, self._replies = self._replies, []
         return replies

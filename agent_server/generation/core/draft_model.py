@@ -1,7 +1,7 @@
 """The draft model: a smaller model that proposes drafts for a larger one, which verifies them (`drafting.py`).
 
-For each generation with drafts it has a sequence in memory of its own, the twin: the generation's tokens followed by
-the draft. Before the next draft, rejected tokens are removed, while the accepted ones stay in the cache. Twins use the
+For each generation with drafts it has a sequence in memory of its own, the copy: the generation's tokens followed by
+the draft. Before the next draft, rejected tokens are removed, while the accepted ones stay in the cache. Copies use the
 prefix cache like any sequence, so a later turn of a conversation costs the small model only its new tokens. It samples
 with the request's parameters and random numbers, so that where both models have the same distribution, they pick the
 same token.
@@ -28,7 +28,7 @@ of the large model."""
 
 
 @dataclass(eq=False, slots=True)
-class Twin:
+class DraftCopy:
     """The draft model's copy of a generation. sequence: the generation's tokens, of which it had `real` at the last
     draft, followed by drafted ones. highest: the largest token id among them. guesses: the tokens of this draft, of
     which there should be `target`."""
@@ -54,7 +54,7 @@ class Twin:
 
 class DraftModel:
     """step_tokens: prompt tokens to compute between two steps of the large model; a generation has no draft until its
-    prompt is computed. context: the maximum length of a twin. vocab_size: the large model's."""
+    prompt is computed. context: the maximum length of a copy. vocab_size: the large model's."""
 
     def __init__(
         self, runner: PackedRunner, sampler: Sampler, *, context: int, vocab_size: int, step_tokens: int
@@ -64,90 +64,90 @@ class DraftModel:
         self.context = context
         self.vocab_size = vocab_size
         self.step_tokens = step_tokens
-        self.twins: dict[int, Twin] = {}
+        self.copies: dict[int, DraftCopy] = {}
 
     def propose(self, requests: list[tuple[Generation, int]]) -> dict[int, tuple[int, ...]]:
         """Return drafts by generations' numbers. requests: generations with the maximum length of their drafts."""
-        twins = [twin for generation, count in requests if (twin := self._twin(generation, count)) is not None]
-        # Compute the missing tokens of the twins. Those that are complete get their first guess, and are active.
+        copies = [copy for generation, count in requests if (copy := self._copy_of(generation, count)) is not None]
+        # Compute the missing tokens of the copies. Those that are complete get their first guess, and are active.
         budget, chunks, active = self.step_tokens, [], []
-        for twin in sorted(twins, key=lambda each: each.real - each.sequence.computed):
-            start = twin.sequence.computed
-            length = min(budget, twin.real - start)
+        for copy in sorted(copies, key=lambda each: each.real - each.sequence.computed):
+            start = copy.sequence.computed
+            length = min(budget, copy.real - start)
             if not length:
                 break
             budget -= length
-            samples = start + length == twin.real
-            chunks.append(Chunk(twin.sequence, start, length, samples=samples))
+            samples = start + length == copy.real
+            chunks.append(Chunk(copy.sequence, start, length, samples=samples))
             if samples:
-                active.append(twin)
+                active.append(copy)
         if chunks:
             self._run(StepPlan(chunks=chunks), active)
         for chunk in chunks:
             chunk.sequence.computed = chunk.start + chunk.length
         while active := [
-            twin
-            for twin in active
-            if twin.guesses and len(twin.guesses) < twin.target and twin.guesses[-1] not in twin.generation.ends
+            copy
+            for copy in active
+            if copy.guesses and len(copy.guesses) < copy.target and copy.guesses[-1] not in copy.generation.ends
         ]:
-            for twin in active:
-                twin.sequence.tokens.append(twin.guesses[-1])
-                twin.sequence.computed += 1
-            self._run(StepPlan(decodes=[twin.sequence for twin in active]), active)
-        return {twin.sequence.number: tuple(twin.guesses) for twin in twins if twin.guesses}
+            for copy in active:
+                copy.sequence.tokens.append(copy.guesses[-1])
+                copy.sequence.computed += 1
+            self._run(StepPlan(decodes=[copy.sequence for copy in active]), active)
+        return {copy.sequence.number: tuple(copy.guesses) for copy in copies if copy.guesses}
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Free the twins of all generations but those with these numbers."""
-        for number in [number for number in self.twins if number not in numbers]:
-            twin = self.twins.pop(number)
-            sequence = twin.sequence
-            del sequence.tokens[twin.real :]
-            sequence.computed = min(sequence.computed, twin.real)
+        """Free the copies of all generations but those with these numbers."""
+        for number in [number for number in self.copies if number not in numbers]:
+            copy = self.copies.pop(number)
+            sequence = copy.sequence
+            del sequence.tokens[copy.real :]
+            sequence.computed = min(sequence.computed, copy.real)
             self.runner.memory.release(sequence)
 
-    def _twin(self, generation: Generation, count: int) -> Twin | None:
-        """Return the generation's twin with memory for a draft, or None if there is no memory, the context is too
+    def _copy_of(self, generation: Generation, count: int) -> DraftCopy | None:
+        """Return the generation's copy with memory for a draft, or None if there is no memory, the context is too
         short, or a token is unknown to the draft model."""
         original = generation.sequence
         count = min(count, self.context - len(original.tokens))
         if count <= 0 or original.media is not None:
             return None
         tokens = original.tokens
-        twin = self.twins.get(original.number)
-        if twin is None:
+        copy = self.copies.get(original.number)
+        if copy is None:
             sequence = Sequence(
                 original.number, list(tokens), len(tokens), self.context, tenant=original.tenant, salt=original.salt
             )
-            computed = self.runner.memory.admit(sequence, alone=not self.twins)
+            computed = self.runner.memory.admit(sequence, alone=not self.copies)
             if computed is None:
                 return None
             sequence.computed = computed
-            twin = self.twins[original.number] = Twin(generation, sequence, len(tokens), highest=max(tokens))
-        if not self.runner.memory.grow(twin.sequence, len(tokens) + count):
+            copy = self.copies[original.number] = DraftCopy(generation, sequence, len(tokens), highest=max(tokens))
+        if not self.runner.memory.grow(copy.sequence, len(tokens) + count):
             return None
-        twin.catch_up()
-        if twin.highest >= self.sampler.vocab_size:  # a token that the small model does not have
+        copy.catch_up()
+        if copy.highest >= self.sampler.vocab_size:  # a token that the small model does not have
             return None
-        twin.target, twin.guesses = count, []
-        row = twin.sequence.row = original.row
+        copy.target, copy.guesses = count, []
+        row = copy.sequence.row = original.row
         settings = RowSampling(msgspec.structs.replace(generation.params, **NEUTRAL), generation.seed)
         if self.sampler.occupants[row] != original.number or self.sampler.settings[row] != settings:
             self.sampler.set(row, original.number, settings, (), ())
-        return twin
+        return copy
 
-    def _run(self, plan: StepPlan, twins: list[Twin]) -> None:
-        """Run the plan and append the sampled guess of each twin that gets one."""
-        by_number = {twin.sequence.number: twin for twin in twins}
+    def _run(self, plan: StepPlan, copies: list[DraftCopy]) -> None:
+        """Run the plan and append the sampled guess of each copy that gets one."""
+        by_number = {copy.sequence.number: copy for copy in copies}
         order, logits = self.runner.forward(plan, self.sampler.last)
         if not order:
             return
-        sampled_twins = [by_number[sequence.number] for sequence in order]
+        sampled_copies = [by_number[sequence.number] for sequence in order]
         rows = [sequence.row for sequence in order]
-        positions = [twin.generation.generated + len(twin.guesses) for twin in sampled_twins]
+        positions = [copy.generation.generated + len(copy.guesses) for copy in sampled_copies]
         sampled = self.sampler.sample(logits, rows, positions, None, [{}] * len(rows))
         sampled.wait()
-        for twin, token in zip(sampled_twins, sampled.on_host.tokens, strict=True):
+        for copy, token in zip(sampled_copies, sampled.on_host.tokens, strict=True):
             if token < self.vocab_size:
-                twin.guesses.append(token)
+                copy.guesses.append(token)
             else:  # a token that the large model does not have ends the draft
-                twin.target = len(twin.guesses)
+                copy.target = len(copy.guesses)

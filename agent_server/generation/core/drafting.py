@@ -62,7 +62,7 @@ def draft(core: CoreState) -> None:
 
 
 @dataclass(slots=True)
-class Trial:
+class DraftTrial:
     """A draft that was computed. first: the index of the logits after its first token among the draft logits. accepted:
     how many of its tokens were accepted so far."""
 
@@ -79,18 +79,18 @@ class Trial:
         return unverified and sequence.tokens[-1] == self.draft[self.accepted]
 
 
-def trials_of(plan: StepPlan) -> list[Trial]:
+def trials_of(plan: StepPlan) -> list[DraftTrial]:
     """Return the plan's drafts, in the order of their logits."""
-    trials: list[Trial] = []
+    trials: list[DraftTrial] = []
     first = 0
     for chunk in plan.chunks:
         if chunk.draft:
-            trials.append(Trial(chunk.sequence, chunk.draft, first))
+            trials.append(DraftTrial(chunk.sequence, chunk.draft, first))
             first += len(chunk.draft)
     return trials
 
 
-def verify(core: CoreState, trials: list[Trial], logits: Tensor, now: float) -> None:
+def verify(core: CoreState, trials: list[DraftTrial], logits: Tensor, now: float) -> None:
     """Sample the tokens after those just delivered from `logits` `[draft tokens, vocabulary]`, for as long as each
     draft matches. All drafts advance by one token at a time, so that each token is sampled with all before it known."""
     core.counters.spec_decode_num_drafts_total += len(trials)
@@ -108,7 +108,7 @@ def verify(core: CoreState, trials: list[Trial], logits: Tensor, now: float) -> 
             generation.speculation.learn(len(trial.draft), trial.accepted)
 
 
-def _sample_next(core: CoreState, trials: list[Trial], logits: Tensor, now: float) -> None:
+def _sample_next(core: CoreState, trials: list[DraftTrial], logits: Tensor, now: float) -> None:
     """Sample and deliver the token after the last accepted one of each draft."""
     generations = [core.generations[trial.sequence.number] for trial in trials]
     places = [trial.first + trial.accepted for trial in trials]

@@ -50,7 +50,7 @@ class TritonKernel:
         ranges = self._paged.Ranges(
             paging.tables, paging.lengths, paging.starts, paging.single, paging.most_queries, paging.most_keys
         )
-        how = self._paged.How(call.scale, call.window, call.softcap, call.sinks)
+        how = self._paged.AttentionKind(call.scale, call.window, call.softcap, call.sinks)
         arenas = keys.flatten(0, 1), values.flatten(0, 1)
         return self._paged.attend(call.queries, *arenas, keys.shape[1], ranges, how, processors=self._processors)
 

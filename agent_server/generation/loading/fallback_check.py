@@ -18,8 +18,8 @@ from torch import Tensor
 
 from agent_server.generation.faults import first_line
 from agent_server.generation.loading.probe import precision, rope_switch
-from agent_server.generation.own_caches.cache_trees import Unlike, learn, tensor_bytes
-from agent_server.generation.own_caches.fallback import CachedRunner, MaskForm, Together, Unservable
+from agent_server.generation.own_caches.cache_trees import DifferentLayouts, learn, tensor_bytes
+from agent_server.generation.own_caches.fallback import CachedRunner, MaskForm, Together, UnservableModel
 from agent_server.generation.own_caches.own_caches import CacheGroup, CachesMemory
 from agent_server.generation.scheduling.sequence import Chunk, Sequence, StepPlan
 
@@ -56,7 +56,7 @@ class _Trial:
 
 def find_runner(model: Any, device: torch.device) -> tuple[CachedRunner, str]:
     """Return a runner with memory for the tests, and why sequences cannot share forwards better, or "". Raises
-    Unservable."""
+    UnservableModel."""
     switch = rope_switch(model.config)
     trial = _trial(model, device, switch)
     alone, worst = _single_runner(model, device, switch, trial)
@@ -80,7 +80,7 @@ def _joint_runner(alone: CachedRunner, trial: _Trial, limit: float) -> tuple[Cac
         probes = (1, few), (2, few), (1, many)
         short, pair, long = (_cache(alone, rows, tokens) for rows, tokens in probes)
         layout = learn(short, pair, long, (few, many))
-    except Unlike as reason:
+    except DifferentLayouts as reason:
         return alone, str(reason)
     except Exception as error:
         return alone, f"its cache cannot be understood ({type(error).__name__}: {first_line(error)})"
@@ -113,7 +113,7 @@ def _single_runner(
             worst = _try(runner, trial)
         except Exception as error:
             logger.debug("Running it with its own cache fails.", exc_info=error)
-            explained = isinstance(error, Unservable)
+            explained = isinstance(error, UnservableModel)
             faults.append(
                 str(error) if explained else f"running it fails ({type(error).__name__}: {first_line(error)})"
             )
@@ -121,7 +121,7 @@ def _single_runner(
         if worst <= APART:
             return runner, worst
         faults.append("two sequences in turns give other logits than each by itself")
-    raise Unservable(faults[0])
+    raise UnservableModel(faults[0])
 
 
 def _rates(model: Any) -> list[int]:

@@ -33,7 +33,7 @@ from agent_server.generation.loading.linear_layers import parameter_count
 from agent_server.generation.loading.memory_plan import (
     InsufficientMemory,
 )
-from agent_server.generation.loading.probe import Unfit, fit_media
+from agent_server.generation.loading.probe import UnpackableModel, fit_media
 from agent_server.generation.loading.runner_choice import SMALL_PARAMETERS, choose_runner, is_small
 from agent_server.generation.loading.weights import (
     SEVERAL_GPUS,
@@ -47,7 +47,7 @@ from agent_server.generation.loading.weights import (
 )
 from agent_server.generation.lora.lora import Loras
 from agent_server.generation.multimodal.language import InnerTextModel, has_audio, has_vision, image_token
-from agent_server.generation.multimodal.media_reader import Unreadable
+from agent_server.generation.multimodal.media_reader import UnreadableMedia
 from agent_server.generation.multimodal.multimodal import Multimodal, Readers
 from agent_server.generation.multimodal.picture_reader import load_picture_reader
 from agent_server.generation.multimodal.sound_reader import load_sound_reader
@@ -204,12 +204,12 @@ def _readers(config: EngineConfig, model: PreTrainedModel, files: ModelFiles) ->
     if has_vision(model):
         try:
             pictures = load_picture_reader(config.model, tokenizer, image_token(model.config))
-        except Unreadable as reason:
+        except UnreadableMedia as reason:
             logger.warning("%s takes no pictures: %s.", name, reason)
     if has_audio(model):
         try:
             sounds = load_sound_reader(config.model, tokenizer)
-        except Unreadable as reason:
+        except UnreadableMedia as reason:
             logger.warning("%s takes no sounds: %s.", name, reason)
     return Readers(pictures, sounds)
 
@@ -361,10 +361,10 @@ def _multimodal(
     for noun, alone in (("pictures", Readers(pictures=readers.pictures)), ("sounds", Readers(sounds=readers.sounds))):
         try:
             if alone and runner is None:
-                raise Unfit("it is decoded one sequence at a time")
+                raise UnpackableModel("it is decoded one sequence at a time")
             if alone and runner is not None:
                 working[noun] = fit_media(model, runner.cache.layers, alone)
-        except Unfit as reason:
+        except UnpackableModel as reason:
             logger.warning("%s takes no %s: %s.", name, noun, reason)
     if runner is None or not working:
         return None

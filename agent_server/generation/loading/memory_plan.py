@@ -44,7 +44,7 @@ class InsufficientMemory(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class MemoryDemand:
     """The memory that a model needs. per_token: keys and values of a token in all layers. page: tokens of a page.
     requested_tokens: the number of tokens beyond which more memory is useless."""
 
@@ -73,7 +73,7 @@ class Shares:
         return ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in parts)
 
 
-def share_out(free: int, demand: Demand, *, step: int, graphs: int) -> Shares:
+def share_out(free: int, demand: MemoryDemand, *, step: int, graphs: int) -> Shares:
     """Divide the memory that the weights leave free. step, graphs: the bytes that those need. Raises
     InsufficientMemory."""
     overhead = max(LOST_AT_LEAST, int(free * LOST_SHARE))
@@ -95,7 +95,7 @@ CPU_CACHE = 128 * MIB
 """The least bytes for keys and values, which matter for a very small model."""
 
 
-def cpu_tokens(free: int, weights: int, demand: Demand, context: int) -> int:
+def cpu_tokens(free: int, weights: int, demand: MemoryDemand, context: int) -> int:
     """Return the tokens of keys and values on a machine with other work: in proportion to the bytes of the weights, and
     at least one sequence of the whole context, if the memory is free."""
     bound = max(context, (CPU_CACHE + 2 * weights) // demand.per_token)

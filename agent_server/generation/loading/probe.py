@@ -41,7 +41,7 @@ LOW_PRECISION = 0.1
 """Largest difference of the logits, relative to the largest logit, that is attributed to rounding in 16 bits."""
 
 
-class Unfit(Exception):
+class UnpackableModel(Exception):
     """The model cannot be served in packed batches. The message is a clause without a full stop."""
 
 
@@ -53,7 +53,7 @@ class _LayerRecorder:
 
     def attend(self, layer: int, call: Call) -> Tensor:
         if layer in self.layers:
-            raise Unfit("a layer attends more than once")
+            raise UnpackableModel("a layer attends more than once")
         self.layers[layer] = LayerShape(
             kv_heads=call.keys.shape[1],
             key_dim=call.keys.shape[-1],
@@ -72,15 +72,15 @@ class _LayerRecorder:
 @torch.inference_mode()
 def fit(model: Any) -> list[LayerShape]:
     """Switch the model to packed attention and return the shapes of its layers. If that does not work, restore the
-    model and raise Unfit."""
+    model and raise UnpackableModel."""
     before = model.config._attn_implementation
     text = model.config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ())
     foreign = kinds - {"full_attention", "sliding_attention"}
     if foreign:
-        raise Unfit(f"it has layers of the kind {min(foreign)}")
+        raise UnpackableModel(f"it has layers of the kind {min(foreign)}")
     if getattr(text, "is_encoder_decoder", False):
-        raise Unfit("it has an encoder")
+        raise UnpackableModel("it has an encoder")
     prompts = _prompts(model)
     last = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
     expected = [
@@ -96,20 +96,20 @@ def fit(model: Any) -> list[LayerShape]:
         with attending(recorder):
             model(input_ids=_ids(model, [prompts[0]]), **named)
         if sorted(recorder.layers) != list(range(text.num_hidden_layers)):
-            raise Unfit("not every layer attends through the attention interface")
+            raise UnpackableModel("not every layer attends through the attention interface")
         layers = [recorder.layers[index] for index in range(text.num_hidden_layers)]
         for layer, kind in zip(layers, getattr(text, "layer_types", None) or [], strict=False):
             if (kind == "sliding_attention") != (layer.window is not None):
-                raise Unfit("its windows are not passed to the attention")
+                raise UnpackableModel("its windows are not passed to the attention")
         actual = _packed_logits(model, layers, prompts)
         for one, other in zip(expected, actual, strict=True):
             compare(one, other, precision(model))
     except Exception as error:
         model.set_attn_implementation(before)
-        if isinstance(error, Unfit):
+        if isinstance(error, UnpackableModel):
             raise
         logger.debug("Packed attention fails.", exc_info=error)
-        raise Unfit(f"packed attention fails ({type(error).__name__}: {first_line(error)})") from error
+        raise UnpackableModel(f"packed attention fails ({type(error).__name__}: {first_line(error)})") from error
     return layers
 
 
@@ -123,7 +123,7 @@ def rope_switch(config: object) -> int | None:
 
 
 def check_positions(config: PreTrainedConfig, context: int) -> None:
-    """Raise Unfit if rotary embeddings depend on the longest sequence in a batch, which cannot be packed.
+    """Raise UnpackableModel if rotary embeddings depend on the longest sequence in a batch, which cannot be packed.
 
     This is the case for longrope beyond the original length, and for dynamic NTK beyond the length that the model was
     trained for, for which transformers uses `max_position_embeddings` whatever else the configuration says.
@@ -133,7 +133,7 @@ def check_positions(config: PreTrainedConfig, context: int) -> None:
     if ("longrope" in kinds and not (original and context <= original)) or (
         "dynamic" in kinds and not (trained and context <= trained)
     ):
-        raise Unfit("its positions depend on the length of the whole batch")
+        raise UnpackableModel("its positions depend on the length of the whole batch")
 
 
 def _rotary(config: PreTrainedConfig) -> tuple[set[str], int | None]:
@@ -149,13 +149,13 @@ def _rotary(config: PreTrainedConfig) -> tuple[set[str], int | None]:
 
 
 def check_windows(config: PreTrainedConfig, layers: list[LayerShape], context: int) -> None:
-    """Raise Unfit if the configuration has a window that no layer passes to the attention. Such a window is in the
-    masks, which packed attention ignores, and the test prompts may be too short to reveal it."""
+    """Raise UnpackableModel if the configuration has a window that no layer passes to the attention. Such a window is
+    in the masks, which packed attention ignores, and the test prompts may be too short to reveal it."""
     text = config.get_text_config()
     window = getattr(text, "sliding_window", None)
     declared_full = set(getattr(text, "layer_types", None) or ()) == {"full_attention"}
     if window and window < context and all(layer.window is None for layer in layers) and not declared_full:
-        raise Unfit("its windows are not passed to the attention")
+        raise UnpackableModel("its windows are not passed to the attention")
 
 
 def _ids(model: Any, rows: list[list[int]]) -> Tensor:
@@ -225,11 +225,11 @@ def precision(model: Any) -> torch.dtype:
 
 
 def compare(expected: Tensor, actual: Tensor, dtype: torch.dtype) -> None:
-    """Raise Unfit unless the logits are equal except for rounding. dtype: the dtype of the model's products."""
+    """Raise UnpackableModel unless the logits are equal except for rounding. dtype: of the model's products."""
     scale = expected.abs().max().clamp_min(1e-6)
     difference = float((expected - actual).abs().max() / scale)
     if not difference <= TOLERANCE.get(dtype, LOW_PRECISION):
-        raise Unfit("packed attention gives different logits")
+        raise UnpackableModel("packed attention gives different logits")
 
 
 SIZE = 80, 64
@@ -243,11 +243,11 @@ BEFORE, AFTER = 5, 7
 @torch.inference_mode()
 def fit_media(model: InnerTextModel, layers: list[LayerShape], readers: Readers) -> Multimodal:
     """Return the multimodal part for these readers, after a test that compares chunked computation with transformers'
-    own forward. Raises Unfit."""
+    own forward. Raises UnpackableModel."""
     first = has_bidirectional_pictures(model)
     try:
         return _try_media(Multimodal(model, readers, bidirectional=first), layers)
-    except Unfit:
+    except UnpackableModel:
         if readers.pictures is None:
             raise
         return _try_media(Multimodal(model, readers, bidirectional=not first), layers)
@@ -286,11 +286,11 @@ def _try_media(multimodal: Multimodal, layers: list[LayerShape]) -> Multimodal:
             expanded, inputs = multimodal.prepare(request)
             expected = _reference_logits(multimodal, expanded.prompt_token_ids, inputs)
             compare(expected, _packed_media(multimodal, layers, inputs), multimodal.model.dtype)
-        except Unfit:
+        except UnpackableModel:
             raise
         except Exception as error:  # a model's or processor's code may raise anything
             logger.debug("A %s fails.", noun, exc_info=error)
-            raise Unfit(f"a {noun} fails ({type(error).__name__}: {first_line(error)})") from error
+            raise UnpackableModel(f"a {noun} fails ({type(error).__name__}: {first_line(error)})") from error
     return multimodal
 
 

@@ -22,7 +22,7 @@ from agent_server.generation.loading.linear_layers import pack, parameter_count,
 from agent_server.generation.loading.memory_plan import (
     CPU_SHARE,
     GIB,
-    Demand,
+    MemoryDemand,
     cpu_tokens,
     graphs_reserve,
     largest_step,
@@ -30,12 +30,12 @@ from agent_server.generation.loading.memory_plan import (
     share_out,
     state_tokens,
 )
-from agent_server.generation.loading.probe import Unfit, check_positions, check_windows, fit, fit_flat
+from agent_server.generation.loading.probe import UnpackableModel, check_positions, check_windows, fit, fit_flat
 from agent_server.generation.loading.quantised import quantise
 from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.multimodal.multimodal import Readers
 from agent_server.generation.own_caches.delta_rule import install_fast_delta_rule
-from agent_server.generation.own_caches.fallback import CachedRunner, Unservable
+from agent_server.generation.own_caches.fallback import CachedRunner, UnservableModel
 from agent_server.generation.own_caches.families.family_patches import apply_patches
 from agent_server.generation.own_caches.kernel_packages import missing_packages, use_torch_functions
 from agent_server.generation.own_caches.own_caches import CachesMemory
@@ -97,7 +97,7 @@ def _choose(
         check_positions(model.config, context)
         layers = fit(model)
         check_windows(model.config, layers, context)
-    except Unfit as reason:
+    except UnpackableModel as reason:
         model.set_attn_implementation(before)
         return *_cached_runner(config, model, context, device, slow, str(reason)), budget
     dtype = DTYPES.get(config.kv_cache_dtype, model.dtype)
@@ -140,7 +140,7 @@ def _cached_runner(
     apply_patches(model)
     try:
         runner, reason = find_runner(model, device)
-    except Unservable as fault:
+    except UnservableModel as fault:
         raise EngineError("unavailable", f"{name} cannot be served: {fault}.") from fault
     note = f"{BATCHING[runner.together]}: {'; '.join(filter(None, (why, reason)))}"
     slow.append(f"{name} is decoded {note}.")
@@ -189,7 +189,7 @@ def _paged_runner(
         if readers and isinstance(model, InnerTextModel):  # the encoders finish before the layers start
             step = max(step, media_step(model, readers))
             release_unused(device)
-        demand = Demand(per_token, size, requested_tokens=2 * rows * _power_of_two(context))
+        demand = MemoryDemand(per_token, size, requested_tokens=2 * rows * _power_of_two(context))
         shares = share_out(free_bytes(device), demand, step=step, graphs=reserve)
         logger.info("Memory of %s beside the weights: %s.", device, shares)
         tokens = shares.tokens
@@ -246,7 +246,7 @@ def _cache_tokens(
     if config.kv_cache_bytes:
         return config.kv_cache_bytes // per_token
     whole = _power_of_two(context)
-    demand = Demand(per_token, page=1, requested_tokens=2 * config.max_batch * whole)
+    demand = MemoryDemand(per_token, page=1, requested_tokens=2 * config.max_batch * whole)
     return cpu_tokens(free_bytes(device), parameter_count(model) * model.dtype.itemsize, demand, whole)
 
 

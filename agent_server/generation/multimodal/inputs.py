@@ -39,7 +39,7 @@ class Expansion(Protocol):
 Expanded = TypeVar("Expanded", bound=Expansion)
 
 
-class Misplaced(ValueError):
+class MisplacedMedia(ValueError):
     """The prompt does not have one placeholder for each picture or sound."""
 
 
@@ -83,13 +83,13 @@ def lay_out(
     """Replace each placeholder by the tokens of its picture or sound. Return the prompt, and the media in its order.
 
     media: each kind's media in their order, by the kind's placeholder. Text at an edge of a medium's tokens (Gemma's
-    line breaks) is tokenised together with the adjacent text. Raises Misplaced.
+    line breaks) is tokenised together with the adjacent text. Raises MisplacedMedia.
     """
     placed: list[tuple[int, Expanded]] = []
     for placeholder, items in media.items():
         indices = [index for index, token in enumerate(prompt) if token == placeholder]
         if len(indices) != len(items):
-            raise Misplaced(f"the prompt has {len(indices)} places for {len(items)}")
+            raise MisplacedMedia(f"the prompt has {len(indices)} places for {len(items)}")
         placed += zip(indices, items, strict=True)
     placed.sort(key=lambda each: each[0])
     ids: list[int] = []

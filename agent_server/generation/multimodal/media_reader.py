@@ -13,7 +13,7 @@ from agent_server.model_files import control_tokens
 TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 
 
-class Unreadable(Exception):
+class UnreadableMedia(Exception):
     """Pictures, or sounds, cannot be read for a model. The message is a clause."""
 
 
@@ -26,7 +26,7 @@ class MediaReader:
         self.tokenizer = tokenizer
         number = tokenizer.token_to_id(word)
         if number is None:
-            raise Unreadable(f"{word} is not a token of its vocabulary")
+            raise UnreadableMedia(f"{word} is not a token of its vocabulary")
         self.placeholder: int = number
         self._control = frozenset(control_tokens(tokenizer))
 

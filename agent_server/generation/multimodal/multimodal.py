@@ -18,7 +18,7 @@ from agent_server.engine_protocol.protocol import EngineError, GenerationRequest
 from agent_server.generation.device import put, send
 from agent_server.generation.faults import first_line
 from agent_server.generation.multimodal.encoder import MediaEncoder
-from agent_server.generation.multimodal.inputs import MediaInputs, Misplaced, PlacedPrompt, PreparedMedia, lay_out
+from agent_server.generation.multimodal.inputs import MediaInputs, MisplacedMedia, PlacedPrompt, PreparedMedia, lay_out
 from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.multimodal.media_reader import MediaReader
 from agent_server.generation.multimodal.picture_reader import PictureReader
@@ -90,7 +90,7 @@ class Multimodal:
             media[self.sounds.placeholder] = [_read("sound", self.sounds.prepare, sound) for sound in request.sounds]
         try:
             layout, items = lay_out(request.prompt_token_ids, media, self.words)
-        except Misplaced as error:
+        except MisplacedMedia as error:
             raise EngineError("invalid_request", f"{str(error).capitalize()}.", param="messages") from error
         expanded = msgspec.structs.replace(request, prompt_token_ids=tuple(layout.ids), pictures=(), sounds=())
         return expanded, self.inputs(layout, items)

@@ -17,7 +17,7 @@ from torch import Tensor
 from agent_server.engine_protocol.protocol import Picture
 from agent_server.generation.faults import first_line
 from agent_server.generation.multimodal.inputs import PreparedMedia
-from agent_server.generation.multimodal.media_reader import MediaReader, Unreadable, tensors
+from agent_server.generation.multimodal.media_reader import MediaReader, UnreadableMedia, tensors
 
 logger = logging.getLogger("agent_server.generation")
 Read = Callable[[Image.Image], tuple[list[int], dict[str, Tensor]]]
@@ -42,7 +42,7 @@ class PictureReader(MediaReader):
 
 
 def load_picture_reader(model: str, tokenizer: Tokenizer, feature: int) -> PictureReader:
-    """Return the reader for a model's folder or hub name. feature: as in PictureReader. Raises Unreadable."""
+    """Return the reader for a model's folder or hub name. feature: as in PictureReader. Raises UnreadableMedia."""
     from transformers import AutoImageProcessor, AutoProcessor
     from transformers.processing_utils import ProcessorMixin
 
@@ -58,14 +58,14 @@ def load_picture_reader(model: str, tokenizer: Tokenizer, feature: int) -> Pictu
     except (ImportError, AttributeError) as error:
         logger.debug("transformers has no processor here: %s", first_line(error))
     except (OSError, ValueError) as error:
-        raise Unreadable(f"its processor cannot be made ({first_line(error)})") from error
+        raise UnreadableMedia(f"its processor cannot be made ({first_line(error)})") from error
 
     # The processor needs torchvision; its image processor does not.
     settings, _ = ProcessorMixin.get_processor_dict(model)
     images = AutoImageProcessor.from_pretrained(model, backend="pil")
     kind = str(settings.get("processor_class") or "")
     if kind not in KINDS:
-        raise Unreadable(f"its processor ({kind or 'without a name'}) needs torchvision")
+        raise UnreadableMedia(f"its processor ({kind or 'without a name'}) needs torchvision")
     word, options, expand = KINDS[kind](settings, images)
 
     def read_by_rule(image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:

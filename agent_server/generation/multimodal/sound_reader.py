@@ -19,7 +19,7 @@ from torch import Tensor
 from agent_server.engine_protocol.protocol import Sound
 from agent_server.generation.faults import first_line
 from agent_server.generation.multimodal.inputs import PreparedMedia
-from agent_server.generation.multimodal.media_reader import MediaReader, Unreadable, tensors
+from agent_server.generation.multimodal.media_reader import MediaReader, UnreadableMedia, tensors
 
 logger = logging.getLogger("agent_server.generation")
 FULL_SCALE = 2**15
@@ -58,11 +58,11 @@ class SoundReader(MediaReader):
 
 
 def load_sound_reader(model: str, tokenizer: Tokenizer) -> SoundReader:
-    """Return the reader for a model's folder or hub name. Raises Unreadable."""
+    """Return the reader for a model's folder or hub name. Raises UnreadableMedia."""
     from transformers import AutoFeatureExtractor, AutoProcessor
 
     if importlib.util.find_spec("av") is None:
-        raise Unreadable("install 'agent-server[audio]', which decodes them")
+        raise UnreadableMedia("install 'agent-server[audio]', which decodes them")
     try:
         kind = _processor_class(model)
         if kind in KINDS:
@@ -82,7 +82,7 @@ def load_sound_reader(model: str, tokenizer: Tokenizer) -> SoundReader:
             read = read_by_processor
         return SoundReader(tokenizer, word, read, rate, _longest_seconds(features, kind))
     except (ImportError, AttributeError, OSError, ValueError) as error:
-        raise Unreadable(f"its processor cannot be made ({first_line(error)})") from error
+        raise UnreadableMedia(f"its processor cannot be made ({first_line(error)})") from error
 
 
 def _processor_class(model: str) -> str:

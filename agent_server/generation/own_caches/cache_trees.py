@@ -26,7 +26,7 @@ Part = tuple[object, list[int], int]
 """A cache, the rows to take from it, and the number of its tokens with padding."""
 
 
-class Unlike(Exception):
+class DifferentLayouts(Exception):
     """Caches of one model have different layouts. The message is a clause."""
 
 
@@ -49,10 +49,10 @@ class CacheLayout:
 
 def learn(short: object, pair: object, long: object, lengths: tuple[int, int]) -> CacheLayout:
     """Determine the layout from caches of one prompt, of two prompts of that length, and of one longer prompt with the
-    first as its prefix. lengths: tokens of the first and the longer prompt. Raises Unlike."""
+    first as its prefix. lengths: tokens of the first and the longer prompt. Raises DifferentLayouts."""
     one, two, more = (dict(leaves(cache)) for cache in (short, pair, long))
     if not one.keys() == two.keys() == more.keys():
-        raise Unlike("its cache has other parts for other prompts")
+        raise DifferentLayouts("its cache has other parts for other prompts")
     rows, tokens = {}, {}
     for path, leaf in one.items():
         if not isinstance(leaf, Tensor):
@@ -62,7 +62,7 @@ def learn(short: object, pair: object, long: object, lengths: tuple[int, int]) -
         if (token := _differing_dimension(leaf, more[path])) is not None:
             tokens[path] = token
     if not rows:
-        raise Unlike("its cache has no rows")
+        raise DifferentLayouts("its cache has no rows")
     ints = (path for path, leaf in one.items() if type(leaf) is int)
     counts = frozenset(path for path in ints if (one[path], more[path]) == lengths)
     grows = frozenset(path for path, dim in tokens.items() if _is_prefix(more[path], one[path], dim, lengths))
@@ -84,18 +84,18 @@ def _is_prefix(long: object, short: object, dim: int, lengths: tuple[int, int]) 
 
 
 def _differing_dimension(left: Tensor, right: object) -> int | None:
-    """Return the dimension in which two tensors differ in size, or None. Raises Unlike if there are several."""
+    """Return the dimension in which two tensors differ in size, or None. Raises DifferentLayouts if several do."""
     if not isinstance(right, Tensor) or left.dim() != right.dim():
-        raise Unlike("its cache has other parts for other prompts")
+        raise DifferentLayouts("its cache has other parts for other prompts")
     dimensions = [dim for dim in range(left.dim()) if left.shape[dim] != right.shape[dim]]
     if len(dimensions) > 1:
-        raise Unlike("a part of its cache grows in two dimensions")
+        raise DifferentLayouts("a part of its cache grows in two dimensions")
     return dimensions[0] if dimensions else None
 
 
 def assemble(layout: CacheLayout, parts: list[Part], length: int) -> object:
     """Return one cache of `length` tokens with the rows of all parts, in their order. Shorter rows are padded on the
-    left and longer ones truncated there. The parts are unchanged. Raises Unlike."""
+    left and longer ones truncated there. The parts are unchanged. Raises DifferentLayouts."""
     return _join(layout, [part[0] for part in parts], parts, length, ())
 
 
@@ -144,7 +144,7 @@ def _join(layout: CacheLayout, items: list[Any], parts: list[Part], length: int,
             return first
         row, token = layout.rows[path], layout.tokens.get(path)
         if not all(isinstance(item, Tensor) and item.dim() == items[0].dim() for item in items):
-            raise Unlike("its cache has other parts for other prompts")
+            raise DifferentLayouts("its cache has other parts for other prompts")
         if token is not None:
             size = min(length, max(item.shape[token] for item in items))
             items = [
@@ -167,7 +167,7 @@ def _join(layout: CacheLayout, items: list[Any], parts: list[Part], length: int,
         return first
     others = [_children(item) for item in items]
     if any(other is None or other.keys() != children.keys() for other in others):
-        raise Unlike("its cache has other parts for other prompts")
+        raise DifferentLayouts("its cache has other parts for other prompts")
     joined = {key: _join(layout, [o[key] for o in others if o], parts, length, (*path, key)) for key in children}
     return _with_children(first, joined)
 

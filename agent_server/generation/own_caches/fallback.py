@@ -32,7 +32,7 @@ PADDING = 0.25
 """The share of padding tokens up to which computing prompts together is faster than one by one."""
 
 
-class Unservable(Exception):
+class UnservableModel(Exception):
     """The model cannot be run even one sequence at a time. The message is a clause."""
 
 
@@ -157,7 +157,7 @@ class CachedRunner:
             output = self._output(ids, group, count, use_cache=True, **named)
             cache = output.get(self._cache_name)
             if cache is None:
-                raise Unservable("it does not return its cache, so sequences cannot be separated")
+                raise UnservableModel("it does not return its cache, so sequences cannot be separated")
         else:
             # All tokens are computed again: the group is described to the model as if its cache were empty.
             cache = ids if group.cache is None else torch.cat([group.cache, ids], 1)

@@ -20,7 +20,14 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from agent_server.generation.faults import first_line, out_of_memory
-from agent_server.generation.own_caches.cache_trees import CacheLayout, Path, Unlike, rebuild, take_apart, tensor_bytes
+from agent_server.generation.own_caches.cache_trees import (
+    CacheLayout,
+    DifferentLayouts,
+    Path,
+    rebuild,
+    take_apart,
+    tensor_bytes,
+)
 from agent_server.generation.scheduling.leases import Lease, Leases, LeaseTerms
 from agent_server.generation.scheduling.sequence import Sequence, common_prefix
 
@@ -243,10 +250,10 @@ class Snapshots:
 
     def _fail(self, error: Exception) -> None:
         """Log that a cache could not be copied, which only costs time. After an out-of-memory error, drop all
-        snapshots. Raises any other error than that and Unlike."""
+        snapshots. Raises any other error than that and DifferentLayouts."""
         if out_of_memory(error):
             self.shrink(0)
-        elif not isinstance(error, Unlike):
+        elif not isinstance(error, DifferentLayouts):
             raise error
         logger.warning("A snapshot of a cache was not copied: %s.", first_line(error))
 

@@ -16,12 +16,12 @@ from agent_server.generation.faults import DeviceLost
 from agent_server.generation.loading.loader import MakeCompiler, load
 from agent_server.generation.scheduling.messages import (
     EngineConfig,
-    Failed,
     Loading,
     MetricsReport,
     Ready,
     Replies,
     Report,
+    RequestFailed,
     WorkerFailed,
 )
 
@@ -40,7 +40,7 @@ def work(config: EngineConfig, inbox: SimpleQueue[Any], send: Send, compiler: Ma
     try:
         core, info = load(config, lambda status: send(Loading(status)), compiler)
     except EngineError as error:
-        send(WorkerFailed(Failed.of(error)))
+        send(WorkerFailed(RequestFailed.of(error)))
         return
     core.inbox = inbox
     gc.collect()
@@ -60,7 +60,7 @@ def _report_failure(core: Core, send: Send, message: str) -> None:
     """End all generations with an error, and report that this worker has failed."""
     error = EngineError("internal", message, retryable=True)
     send(Replies(core.end_all(error)))
-    send(WorkerFailed(Failed.of(error)))
+    send(WorkerFailed(RequestFailed.of(error)))
 
 
 def _record_forward(core: Core, record: Callable[[], None], send: Send) -> None:

@@ -15,7 +15,7 @@ from agent_server.generation.device import send
 from agent_server.generation.faults import first_line, raise_if_lost
 from agent_server.generation.sampling.masks import Masks
 from agent_server.generation.sampling.penalties import Bonus
-from agent_server.generation.sampling.sampler import GREEDY, TYPICAL, RowSampling, Sampled, Sampler, filtered
+from agent_server.generation.sampling.sampler import GREEDY, TYPICAL, RowSampling, SampledTokens, Sampler, filtered
 from events.options import SamplingParams
 
 CHECKED_PARAMS = (
@@ -63,7 +63,7 @@ class FusedSampler(Sampler):
         positions: list[int],
         masks: Masks | None = None,
         bonuses: Sequence[Bonus] = (),
-    ) -> Sampled:
+    ) -> SampledTokens:
         kinds = {self._kinds[row] for row in rows}
         counts = self._penalties.counts(rows)
         special = any(self._special[row] for row in rows) or any(bonuses)
@@ -86,7 +86,7 @@ class FusedSampler(Sampler):
         requested = [settings.params.logprobs for row in rows if (settings := self.settings[row]) is not None]
         most = max((count for count in requested if count is not None), default=None)
         picked = self._launch.pick(logits, raw, index, at, self._parameters, counts, logprobs=most is not None)
-        sampled = Sampled(picked.tokens, picked.logprobs)
+        sampled = SampledTokens(picked.tokens, picked.logprobs)
         if most and picked.totals is not None:
             values, ids = raw.topk(min(most, self.vocab_size), -1)
             sampled.top = (ids, values - picked.totals[:, None])

@@ -146,7 +146,7 @@ class ThoughtBudget:
     def __init__(self, thought: Thought, budget: int, vocabulary: Vocabulary, context: Sequence[int]) -> None:
         self.budget = budget
         self._close = vocabulary.encode(thought.close)
-        self._opens, self._ends = Mark(thought.start, vocabulary), Mark(thought.end, vocabulary)
+        self._opens, self._ends = MarkerMatcher(thought.start, vocabulary), MarkerMatcher(thought.end, vocabulary)
         self._decoder = vocabulary.detokenizer(context)
         self._tail = ""
         self._longest = max(map(len, (*thought.start, *thought.end)), default=0)
@@ -183,7 +183,7 @@ class ThoughtBudget:
         return bool(self._closing) or self.count + NEAR >= self.budget
 
 
-class Mark:
+class MarkerMatcher:
     """Recognises any of several markers. Single-token markers are recognised by id, so that text which merely spells
     one does not match."""
 

@@ -95,7 +95,7 @@ class TokensOnHost:
 
 
 @dataclass(slots=True)
-class Sampled:
+class SampledTokens:
     """A step's sampled tokens `[rows]` on the device. logprobs: their log probabilities before penalties and filters,
     if any row requests them. top: ids and log probabilities of the most likely tokens, `[rows, most]` each. on_host:
     all of these on the host, after `wait`."""
@@ -170,7 +170,7 @@ class Sampler:
         positions: list[int],
         masks: Masks | None = None,
         bonuses: Sequence[Bonus] = (),
-    ) -> Sampled:
+    ) -> SampledTokens:
         """Sample a token for each row of `logits` `[rows, vocabulary]`, float32, which may be changed in place, and
         store it in `last`. positions: the number of tokens each row has generated so far. bonuses: for each row, what
         is added to logits for this token only; may be empty."""
@@ -188,7 +188,7 @@ class Sampler:
             tokens = self._pick_few(masks.few, masks.places, logits, rows, index, positions)
         self.last.index_copy_(0, index, tokens)
         self._penalties.count(rows, index, tokens)
-        sampled = Sampled(tokens)
+        sampled = SampledTokens(tokens)
         counts = [settings.params.logprobs for row in rows if (settings := self.settings[row])] if special else []
         most = max((count for count in counts if count is not None), default=None)
         if most is not None:

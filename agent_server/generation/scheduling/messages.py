@@ -48,7 +48,7 @@ class Modify(msgspec.Struct, frozen=True, tag="modify"):
     changes: dict[str, Any]
 
 
-class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
+class ConstraintCompiled(msgspec.Struct, frozen=True, tag="constraint_compiled"):
     """A constraint was compiled, or failed to compile. Sent by the worker's compiler to its core."""
 
     number: int
@@ -56,26 +56,26 @@ class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
     error: str | None = None
 
 
-class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+class MediaPrepared(msgspec.Struct, frozen=True, tag="media_prepared"):
     """A generation's pictures and sounds are ready, or their preparation failed. Sent by the worker's media thread to
     its core. media: MediaInputs."""
 
     number: int
     request: GenerationRequest
     media: Any = None
-    failure: Failed | None = None
+    failure: RequestFailed | None = None
 
 
-class LoadLora(msgspec.Struct, frozen=True, tag="adopt"):
-    """Load a LoRA adapter. The reply to `number` is Adopted or Failed."""
+class LoadLora(msgspec.Struct, frozen=True, tag="load_lora"):
+    """Load a LoRA adapter. The reply to `number` is LoraCommandDone or RequestFailed."""
 
     number: int
     name: str
     folder: str
 
 
-class UnloadLora(msgspec.Struct, frozen=True, tag="abandon"):
-    """Accept no more requests for a LoRA adapter. The reply is Adopted or Failed."""
+class UnloadLora(msgspec.Struct, frozen=True, tag="unload_lora"):
+    """Accept no more requests for a LoRA adapter. The reply is LoraCommandDone or RequestFailed."""
 
     number: int
     name: str
@@ -95,15 +95,15 @@ Command = Submit | Cancel | Pause | Resume | Modify | LoadLora | UnloadLora | Pi
 # from the worker
 
 
-class Failed(Failure, frozen=True, tag="failure"):
+class RequestFailed(Failure, frozen=True, tag="failure"):
     """A generation or a command for a LoRA adapter failed with an EngineError."""
 
 
-class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
+class LoraCommandDone(msgspec.Struct, frozen=True, tag="lora_command_done"):
     """A command for a LoRA adapter succeeded."""
 
 
-Reply = Delta | Control | Progress | Finished | Failed | Adopted
+Reply = Delta | Control | Progress | Finished | RequestFailed | LoraCommandDone
 
 
 class Replies(msgspec.Struct, frozen=True, tag="replies"):
@@ -120,13 +120,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     info: EngineInfo
 
 
-class WorkerFailed(msgspec.Struct, frozen=True, tag="broken"):
+class WorkerFailed(msgspec.Struct, frozen=True, tag="worker_failed"):
     """The model cannot be loaded, or the worker exits because of an internal error."""
 
-    failure: Failed
+    failure: RequestFailed
 
 
-class MetricsReport(msgspec.Struct, frozen=True, tag="measured"):
+class MetricsReport(msgspec.Struct, frozen=True, tag="metrics"):
     values: dict[str, float]
 
 

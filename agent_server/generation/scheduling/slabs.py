@@ -25,7 +25,7 @@ HEADROOM = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class SlabCopy:
     """Keys and values of `length` tokens to be copied before the next step, from the slab at `source` to the one at
     `target`. The same offset with another size is a slab that has grown. All in tokens."""
 
@@ -48,7 +48,7 @@ class Slab:
     keys: list[int] = field(default_factory=list)
 
 
-class Buddies:
+class BuddyAllocator:
     """Free blocks of an arena of `smallest << orders` tokens, each a power of two and aligned to its size."""
 
     def __init__(self, total: int, smallest: int) -> None:
@@ -105,11 +105,11 @@ class SlabMemory:
     order, before the next step."""
 
     def __init__(self, total: int, smallest: int = 128) -> None:
-        self.buddies = Buddies(total, smallest)
+        self.buddies = BuddyAllocator(total, smallest)
         self.total = self.buddies.free
         self.longest = self.buddies.largest
         self.slabs: dict[int, Slab] = {}
-        self.copies: list[Copy] = []
+        self.copies: list[SlabCopy] = []
         self.leases = Leases(self.total, self._cache)
         self._cached: OrderedDict[Slab, None] = OrderedDict()
         self._slab_of_block: dict[int, Slab] = {}
@@ -152,7 +152,7 @@ class SlabMemory:
             if source is None:
                 return slab
             slab.computed = shared
-            self.copies.append(Copy(source.offset, source.size, slab.offset, slab.size, shared))
+            self.copies.append(SlabCopy(source.offset, source.size, slab.offset, slab.size, shared))
             if source in self._cached:
                 self._cached.move_to_end(source)
                 if source.computed - shared <= BLOCK:
@@ -170,13 +170,13 @@ class SlabMemory:
         slab = self.slabs[sequence.number]
         while slab.size < tokens:
             if self.buddies.extend(slab.offset, slab.size):
-                self.copies.append(Copy(slab.offset, slab.size, slab.offset, 2 * slab.size, sequence.computed))
+                self.copies.append(SlabCopy(slab.offset, slab.size, slab.offset, 2 * slab.size, sequence.computed))
                 slab.size *= 2
             else:
                 block = self._take(self._size(tokens))
                 if block is None:
                     return False
-                self.copies.append(Copy(slab.offset, slab.size, *block, sequence.computed))
+                self.copies.append(SlabCopy(slab.offset, slab.size, *block, sequence.computed))
                 self.buddies.give(slab.offset, slab.size)
                 slab.offset, slab.size = block
         return True

@@ -45,7 +45,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
         return RateLimitItemPerMinute(self.amount, namespace=self.what)
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class LimitState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a limit. reset: seconds until its window ends."""
 
     bound: Bound
@@ -176,13 +176,13 @@ class Quotas:
     async def _count(self, bound: Bound, cost: int = 1) -> bool:
         return bool(await self._read_counter(self._limiter.hit(bound.item, bound.whose, cost=cost), True))
 
-    async def _state(self, bound: Bound) -> State:
+    async def _state(self, bound: Bound) -> LimitState:
         stats = await self._read_counter(self._limiter.get_window_stats(bound.item, bound.whose), None)
         if stats is None:
-            return State(bound=bound, remaining=bound.amount, reset=WINDOW)
+            return LimitState(bound=bound, remaining=bound.amount, reset=WINDOW)
         reset = max(1, math.ceil(stats.reset_time - time.time()))
         untouched = stats.remaining >= bound.amount
-        return State(bound=bound, remaining=stats.remaining, reset=WINDOW if untouched else min(reset, WINDOW))
+        return LimitState(bound=bound, remaining=stats.remaining, reset=WINDOW if untouched else min(reset, WINDOW))
 
     @staticmethod
     async def _read_counter(query: Awaitable[object], default: Any) -> Any:
@@ -194,7 +194,7 @@ class Quotas:
             return default
 
     @staticmethod
-    def _refuse(states: Sequence[State], *, over: bool) -> None:
+    def _refuse(states: Sequence[LimitState], *, over: bool) -> None:
         """Raise RequestError if a limit is used up.
 
         over: the request exceeded one; tokens are refused when none are left.
@@ -206,10 +206,10 @@ class Quotas:
             raise RequestError("rate_limited", message, retry_after=float(first.reset))
 
 
-def headers_of(states: Sequence[State]) -> list[tuple[bytes, bytes]]:
+def headers_of(states: Sequence[LimitState]) -> list[tuple[bytes, bytes]]:
     """The tightest limit of each kind as `RateLimit` and `RateLimit-Policy` headers
     (draft-ietf-httpapi-ratelimit-headers-10)."""
-    tightest: dict[str, State] = {}
+    tightest: dict[str, LimitState] = {}
     for state in sorted(states, key=lambda each: -each.remaining):
         tightest[state.bound.what] = state
     if not tightest:

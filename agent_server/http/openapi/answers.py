@@ -56,7 +56,7 @@ class Load(Struct):
     server_load: Annotated[int, Meta(description="Active runs.")]
 
 
-class Rendered(Struct):
+class RenderedPrompt(Struct):
     prompt: str
     token_ids: list[int]
     count: int
@@ -150,7 +150,7 @@ class Transcription(Struct):
     usage: TranscriptionUsage
 
 
-class Spoken(Struct):
+class TranscribedText(Struct):
     text: str
 
 
@@ -277,7 +277,7 @@ class ResponseEvent(Struct):
     sequence_number: int
 
 
-class Deleted(Struct):
+class DeletedObject(Struct):
     id: str
     object: str
     deleted: bool
@@ -351,7 +351,7 @@ class PromptText(Struct):
     prompt: str
 
 
-class Detokenized(Struct):
+class DetokenizedText(Struct):
     prompt: str
     content: str
 

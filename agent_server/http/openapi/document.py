@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from adapters.errors import TABLE, ErrorKind, Wire, payload
 from adapters.request_fields import Field
 from agent_server.http.middleware.errors import wire_at
-from agent_server.http.openapi.operation import Body, Envelope, Fields, Free, Operation
+from agent_server.http.openapi.operation import Body, Envelope, Fields, FreeForm, Operation
 from agent_server.http.openapi.operations import OPERATIONS
 
 REF = "#/components/schemas/{model}"
@@ -118,7 +118,7 @@ class Schemas:
             case Fields():
                 self.components[body.name] = fields_schema(body.table, body.required)
                 return {"$ref": REF.format(model=body.name)}
-            case Free():
+            case FreeForm():
                 schema: dict[str, object] = {"type": "object"}
                 if body.description:
                     schema["description"] = body.description

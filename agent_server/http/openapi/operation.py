@@ -32,7 +32,7 @@ class Fields(NamedTuple):
     required: tuple[str, ...]
 
 
-class Free(NamedTuple):
+class FreeForm(NamedTuple):
     """A JSON object with a description and its known properties."""
 
     description: str = ""
@@ -49,7 +49,7 @@ class Envelope(NamedTuple):
     extra: Mapping[str, object] = {}
 
 
-Body = type | Fields | Free | Envelope
+Body = type | Fields | FreeForm | Envelope
 
 
 class Operation(NamedTuple):

@@ -24,11 +24,11 @@ from adapters import (
 )
 from adapters import tokenize as tokenizing
 from agent_server.http.openapi import answers
-from agent_server.http.openapi.operation import Envelope, Fields, Free, Operation
+from agent_server.http.openapi.operation import Envelope, Fields, FreeForm, Operation
 from agent_server.http.routes.health_routes import ReplicaChange
 from agent_server.http.routes.mcp_routes import CompletionRequest, PromptRequest, ResourceRequest
 from agent_server.http.routes.models_routes import AdapterRecord, ModelAction, ModelChange, NewAdapter
-from agent_server.http.routes.threads_routes import Branch, Change, Erased, MessageFeedback
+from agent_server.http.routes.threads_routes import Branch, Change, ErasureStatus, MessageFeedback
 from agent_server.models.pool import ModelState
 from agent_server.runs.store.records import FeedbackRecord, Removal, RunRecord, ThreadRecord
 
@@ -50,7 +50,7 @@ JSON_RPC_ERROR: Mapping[str, Mapping[str, object]] = {
         "required": ["jsonrpc", "error"],
     }
 }
-CONVERSATION = Free(properties={"items": LIST, "metadata": {"type": "object"}})
+CONVERSATION = FreeForm(properties={"items": LIST, "metadata": {"type": "object"}})
 AFTER = {"after": (NUMBER, "The number of the last event that the client has; same as `Last-Event-ID`.")}
 RUN_INPUT_EXAMPLE = {
     "threadId": "thread-1",
@@ -73,10 +73,10 @@ RUN = Operation(
     example=RUN_INPUT_EXAMPLE,
 )
 CAPABILITIES = Operation("AG-UI", "The capabilities of an agent and its model", answer=AgentCapabilities)
-CALL = Free("A call of CopilotKit's single endpoint.", {"method": TEXT, "params": {}, "body": {}}, ("method",))
+CALL = FreeForm("A call of CopilotKit's single endpoint.", {"method": TEXT, "params": {}, "body": {}}, ("method",))
 THREAD_PAGE = Envelope("threads", ThreadRecord, many=True, extra={"nextCursor": {"type": ["string", "null"]}})
-COPILOT_THREAD = Free("A thread as CopilotKit lists it.")
-RUN_BODY = Free("A RunAgentInput in CopilotKit's spelling, with `messages`.", {"messages": {"type": "array"}})
+COPILOT_THREAD = FreeForm("A thread as CopilotKit lists it.")
+RUN_BODY = FreeForm("A RunAgentInput in CopilotKit's spelling, with `messages`.", {"messages": {"type": "array"}})
 
 
 def _control(summary: str) -> Operation:
@@ -90,8 +90,8 @@ AGUI: Mapping[tuple[str, str], Operation] = {
         "AI SDK",
         "Run an agent and stream its answer as a UI message",
         "Takes the body that `DefaultChatTransport` of npm's `ai` posts; the stream is its UI message stream.",
-        body=Free("A chat.", {"id": TEXT, "messages": LIST, "tools": {}, "system": TEXT}, ("id", "messages")),
-        stream=Free("A chunk of the UI message stream."),
+        body=FreeForm("A chat.", {"id": TEXT, "messages": LIST, "tools": {}, "system": TEXT}, ("id", "messages")),
+        stream=FreeForm("A chunk of the UI message stream."),
         end_mark=DONE,
         example={"id": "chat-1", "messages": [{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Hi"}]}]},
     ),
@@ -99,12 +99,12 @@ AGUI: Mapping[tuple[str, str], Operation] = {
         "AI SDK",
         "Read the active answer from its start",
         "204 if there is no active answer.",
-        stream=Free("A chunk of the UI message stream."),
+        stream=FreeForm("A chunk of the UI message stream."),
         end_mark=DONE,
         answers_also=(204,),
     ),
     ("POST", "/ai-sdk/{agent}/{chat_id}/stop"): Operation(
-        "AI SDK", "Stop a chat's active runs", answer=Free(properties={"stopped": {"type": "boolean"}})
+        "AI SDK", "Stop a chat's active runs", answer=FreeForm(properties={"stopped": {"type": "boolean"}})
     ),
     ("GET", "/agui/capabilities"): CAPABILITIES,
     ("GET", "/agui/{agent}/capabilities"): CAPABILITIES,
@@ -122,7 +122,7 @@ AGUI: Mapping[tuple[str, str], Operation] = {
     ("POST", "/agui/runs/{run_id}/modify"): Operation(
         "Runs",
         "Change sampling parameters for the following tokens",
-        body=Free("Sampling parameters by name."),
+        body=FreeForm("Sampling parameters by name."),
         answer=answers.RunStatus,
         status=202,
         example={"temperature": 0.2},
@@ -130,56 +130,58 @@ AGUI: Mapping[tuple[str, str], Operation] = {
     ("GET", "/agui/mcp"): Operation(
         "AG-UI",
         "The agents' MCP servers, with their tools, resources and prompts",
-        answer=Free("", {"servers": LIST}, ("servers",)),
+        answer=FreeForm("", {"servers": LIST}, ("servers",)),
     ),
     ("POST", "/agui/mcp/prompt"): Operation(
         "AG-UI",
         "A prompt of an MCP server, filled in, as messages for a run",
         body=PromptRequest,
-        answer=Free("", {"messages": LIST}, ("messages",)),
+        answer=FreeForm("", {"messages": LIST}, ("messages",)),
     ),
     ("POST", "/agui/mcp/resource"): Operation(
         "AG-UI",
         "A resource of an MCP server, as content for a message",
         body=ResourceRequest,
-        answer=Free("", {"uri": TEXT, "content": LIST}, ("uri", "content")),
+        answer=FreeForm("", {"uri": TEXT, "content": LIST}, ("uri", "content")),
     ),
     ("POST", "/agui/mcp/complete"): Operation(
         "AG-UI",
         "Values that an MCP server suggests for an argument of a prompt or a variable of a resource template",
         body=CompletionRequest,
-        answer=Free(
+        answer=FreeForm(
             "",
             {"values": LIST, "total": {"type": ["integer", "null"]}, "hasMore": {"type": "boolean"}},
             ("values", "total", "hasMore"),
         ),
     ),
-    ("GET", "/.well-known/agent-card.json"): Operation("Agents", "The first agent's A2A card", answer=Free("A card.")),
+    ("GET", "/.well-known/agent-card.json"): Operation(
+        "Agents", "The first agent's A2A card", answer=FreeForm("A card.")
+    ),
     ("GET", "/a2a/{agent}/.well-known/agent-card.json"): Operation(
-        "Agents", "An agent's A2A card", answer=Free("A card.")
+        "Agents", "An agent's A2A card", answer=FreeForm("A card.")
     ),
     ("POST", "/a2a/{agent}"): Operation(
         "Agents",
         "An agent over A2A (JSON-RPC); A2A's specification describes it",
-        body=Free("A JSON-RPC message."),
-        answer=Free("A JSON-RPC message, or a stream of them."),
+        body=FreeForm("A JSON-RPC message."),
+        answer=FreeForm("A JSON-RPC message, or a stream of them."),
         refusals=JSON_RPC_ERROR,
     ),
     ("POST", "/mcp"): Operation(
         "Agents",
         "The agents as tools of an MCP server (streamable HTTP); MCP's specification describes it",
-        body=Free("A JSON-RPC message."),
-        answer=Free("A JSON-RPC message, or a stream of them."),
+        body=FreeForm("A JSON-RPC message."),
+        answer=FreeForm("A JSON-RPC message, or a stream of them."),
         refusals=JSON_RPC_ERROR,
     ),
     ("GET", "/mcp"): Operation(
         "Agents",
         "Messages of the MCP server that answer no request",
-        answer=Free("A stream."),
+        answer=FreeForm("A stream."),
         refusals=JSON_RPC_ERROR,
     ),
     ("DELETE", "/mcp"): Operation(
-        "Agents", "End a session of the MCP server", answer=Free(""), refusals=JSON_RPC_ERROR
+        "Agents", "End a session of the MCP server", answer=FreeForm(""), refusals=JSON_RPC_ERROR
     ),
     ("GET", "/oauth/callback"): Operation(
         "AG-UI",
@@ -219,7 +221,7 @@ AGUI: Mapping[tuple[str, str], Operation] = {
     ),
     ("DELETE", "/agui/threads/{thread_id}"): Operation("Threads", "Delete a thread", status=204),
     ("GET", "/agui/threads/{thread_id}/messages"): Operation(
-        "Threads", "Its messages", answer=Free("", {"messages": {"type": "array"}}, ("messages",))
+        "Threads", "Its messages", answer=FreeForm("", {"messages": {"type": "array"}}, ("messages",))
     ),
     ("DELETE", "/agui/threads/{thread_id}/messages/{message_id}"): Operation(
         "Threads", "Delete a message; it can be restored", status=204
@@ -228,14 +230,14 @@ AGUI: Mapping[tuple[str, str], Operation] = {
         "Threads", "Messages that edits of the history removed", answer=Envelope("removed", Removal, many=True)
     ),
     ("POST", "/agui/threads/{thread_id}/removed/{removal_id}/restore"): Operation(
-        "Threads", "Restore what an edit removed", answer=Free("", {"messages": LIST}, ("messages",))
+        "Threads", "Restore what an edit removed", answer=FreeForm("", {"messages": LIST}, ("messages",))
     ),
     ("POST", "/agui/threads/{thread_id}/branch"): Operation(
         "Threads", "Create a thread with its messages up to one of them", body=Branch,
         answer=Envelope("thread", ThreadRecord), status=201, example={"messageId": "m1"},
     ),
     ("GET", "/agui/threads/{thread_id}/state"): Operation(
-        "Threads", "Its shared state", answer=Free("", {"state": {}}, ("state",))
+        "Threads", "Its shared state", answer=FreeForm("", {"state": {}}, ("state",))
     ),
     ("GET", "/agui/threads/{thread_id}/runs"): Operation(
         "Threads", "Its runs", answer=Envelope("runs", RunRecord, many=True)
@@ -253,15 +255,15 @@ COPILOTKIT: Mapping[tuple[str, str], Operation] = {
     ("POST", "/copilotkit/transcribe"): Operation(
         "CopilotKit",
         "Transcribe a recording, the form's file `audio`",
-        body=Free("A form with a file.", {"audio": {"type": "string", "format": "binary"}}, ("audio",)),
+        body=FreeForm("A form with a file.", {"audio": {"type": "string", "format": "binary"}}, ("audio",)),
         form=True,
-        answer=answers.Spoken,
+        answer=answers.TranscribedText,
     ),
-    ("POST", "/copilotkit"): Operation("CopilotKit", "The single endpoint", body=CALL, answer=Free(), stream=Event,
+    ("POST", "/copilotkit"): Operation("CopilotKit", "The single endpoint", body=CALL, answer=FreeForm(), stream=Event,
                                        example={"method": "info"}),
-    ("POST", "/copilotkit/"): Operation("CopilotKit", "The single endpoint", body=CALL, answer=Free(), stream=Event,
+    ("POST", "/copilotkit/"): Operation("CopilotKit", "The single endpoint", body=CALL, answer=FreeForm(), stream=Event,
                                         example={"method": "info"}),
-    ("GET", "/copilotkit/info"): Operation("CopilotKit", "Agents, versions and enabled features", answer=Free()),
+    ("GET", "/copilotkit/info"): Operation("CopilotKit", "Agents, versions and enabled features", answer=FreeForm()),
     ("POST", "/copilotkit/agent/{agent}/run"): Operation(
         "CopilotKit", "Run an agent", body=RUN_BODY, stream=Event, example=RUN_INPUT_EXAMPLE
     ),
@@ -272,28 +274,28 @@ COPILOTKIT: Mapping[tuple[str, str], Operation] = {
     ("GET", "/copilotkit/inspector-metadata"): Operation("CopilotKit", "No content", status=204),
     ("POST", "/copilotkit/threads/clear"): Operation("CopilotKit", "Delete all threads", status=204),
     ("POST", "/copilotkit/annotate"): Operation(
-        "CopilotKit", "Refused: only CopilotKit's cloud has annotations", body=Free(), answer=Free(), status=422
+        "CopilotKit", "Refused: only CopilotKit's cloud has annotations", body=FreeForm(), answer=FreeForm(), status=422
     ),
     ("POST", "/copilotkit/agent/{agent}/connect"): Operation(
         "CopilotKit", "Replay a thread and follow its active runs", body=RUN_BODY, stream=Event,
         example=RUN_INPUT_EXAMPLE,
     ),
     ("POST", "/copilotkit/agent/{agent}/stop/{thread_id}"): Operation(
-        "CopilotKit", "Stop a thread's active runs", body=Free("Empty, or the run to stop."), answer=Free()
+        "CopilotKit", "Stop a thread's active runs", body=FreeForm("Empty, or the run to stop."), answer=FreeForm()
     ),
     ("GET", "/copilotkit/threads"): Operation(
-        "CopilotKit", "Threads", answer=Free("A page of threads."),
+        "CopilotKit", "Threads", answer=FreeForm("A page of threads."),
         query={"agentId": (TEXT, ""), "includeArchived": (FLAG, ""), "limit": (NUMBER, ""), "cursor": (TEXT, "")},
     ),
-    ("GET", "/copilotkit/threads/{thread_id}/messages"): Operation("CopilotKit", "Messages", answer=Free()),
-    ("GET", "/copilotkit/threads/{thread_id}/events"): Operation("CopilotKit", "Events of a replay", answer=Free()),
-    ("GET", "/copilotkit/threads/{thread_id}/state"): Operation("CopilotKit", "Shared state", answer=Free()),
+    ("GET", "/copilotkit/threads/{thread_id}/messages"): Operation("CopilotKit", "Messages", answer=FreeForm()),
+    ("GET", "/copilotkit/threads/{thread_id}/events"): Operation("CopilotKit", "Events of a replay", answer=FreeForm()),
+    ("GET", "/copilotkit/threads/{thread_id}/state"): Operation("CopilotKit", "Shared state", answer=FreeForm()),
     ("POST", "/copilotkit/threads/{thread_id}/archive"): Operation("CopilotKit", "Archive", answer=COPILOT_THREAD),
     ("PATCH", "/copilotkit/threads/{thread_id}"): Operation(
-        "CopilotKit", "Rename or archive", body=Free("", {"name": TEXT, "archived": {"type": "boolean"}}),
+        "CopilotKit", "Rename or archive", body=FreeForm("", {"name": TEXT, "archived": {"type": "boolean"}}),
         answer=COPILOT_THREAD,
     ),
-    ("DELETE", "/copilotkit/threads/{thread_id}"): Operation("CopilotKit", "Delete", answer=Free()),
+    ("DELETE", "/copilotkit/threads/{thread_id}"): Operation("CopilotKit", "Delete", answer=FreeForm()),
 }  # fmt: skip
 
 OPENAI: Mapping[tuple[str, str], Operation] = {
@@ -311,7 +313,7 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
         "OpenAI",
         "The rendered prompt of a request, without an answer",
         body=Fields("ChatRenderRequest", openai_chat.FIELDS, ("messages",)),
-        answer=answers.Rendered,
+        answer=answers.RenderedPrompt,
         example={"model": "default", "messages": HELLO},
     ),
     ("POST", "/v1/chat/completions/input_tokens"): Operation(
@@ -407,7 +409,7 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
             "starting_after": (NUMBER, "With `stream`: the number of the last event that the client has."),
         },
     ),
-    ("DELETE", "/v1/responses/{id}"): Operation("OpenAI", "Delete a stored response", answer=answers.Deleted),
+    ("DELETE", "/v1/responses/{id}"): Operation("OpenAI", "Delete a stored response", answer=answers.DeletedObject),
     ("POST", "/v1/responses/{id}/cancel"): Operation("OpenAI", "Cancel a background response", answer=answers.Response),
     ("GET", "/v1/responses/{id}/input_items"): Operation(
         "OpenAI",
@@ -422,13 +424,16 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/conversations/{id}"): Operation(
         "OpenAI",
         "Change its metadata",
-        body=Free(properties={"metadata": {"type": "object"}}),
+        body=FreeForm(properties={"metadata": {"type": "object"}}),
         answer=answers.Conversation,
     ),
-    ("DELETE", "/v1/conversations/{id}"): Operation("OpenAI", "Delete a conversation", answer=answers.Deleted),
+    ("DELETE", "/v1/conversations/{id}"): Operation("OpenAI", "Delete a conversation", answer=answers.DeletedObject),
     ("GET", "/v1/conversations/{id}/items"): Operation("OpenAI", "Its items", answer=answers.ItemPage, query=PAGES),
     ("POST", "/v1/conversations/{id}/items"): Operation(
-        "OpenAI", "Add items to it", body=Free(properties={"items": LIST}, required=("items",)), answer=answers.ItemPage
+        "OpenAI",
+        "Add items to it",
+        body=FreeForm(properties={"items": LIST}, required=("items",)),
+        answer=answers.ItemPage,
     ),
     ("GET", "/v1/conversations/{id}/items/{item}"): Operation("OpenAI", "One of them", answer=dict[str, Any]),
     ("DELETE", "/v1/conversations/{id}/items/{item}"): Operation(
@@ -458,11 +463,11 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/generate"): Operation(
         "Generate",
         "The generation protocol's messages over HTTP",
-        body=Free(
+        body=FreeForm(
             "`prompt` or `messages`, and sampling parameters.",
             {"prompt": TEXT, "messages": LIST, "options": {"type": "object"}, "stream": {"type": "boolean"}},
         ),
-        answer=Free("The completion message."),
+        answer=FreeForm("The completion message."),
         stream=dict,
         example={"prompt": "Once upon a time", "max_tokens": 16},
     ),
@@ -482,16 +487,18 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         answer=answers.Tokens, example={"prompt": "Hello"},
     ),
     ("POST", "/detokenize"): Operation(
-        "Tokens", "Convert token ids to text", answer=answers.Detokenized, example={"tokens": [1, 2, 3]},
-        body=Free("", {"tokens": {"type": "array", "items": NUMBER}, "model": TEXT}, ("tokens",)),
+        "Tokens", "Convert token ids to text", answer=answers.DetokenizedText, example={"tokens": [1, 2, 3]},
+        body=FreeForm("", {"tokens": {"type": "array", "items": NUMBER}, "model": TEXT}, ("tokens",)),
     ),
-    ("GET", "/health"): Operation("Operation", "The process answers", answer=Free("", {"status": TEXT}, ("status",))),
+    ("GET", "/health"): Operation(
+        "Operation", "The process answers", answer=FreeForm("", {"status": TEXT}, ("status",))
+    ),
     ("GET", "/version"): Operation("Operation", "The server's version", answer=answers.Version),
     ("GET", "/load"): Operation("Operation", "The number of active runs", answer=answers.Load),
     ("GET", "/ready"): Operation(
         "Operation", "Whether runs can start", answer=answers.Readiness, answers_also=(503,)
     ),
-    ("GET", "/openapi.json"): Operation("Operation", "This description", answer=Free()),
+    ("GET", "/openapi.json"): Operation("Operation", "This description", answer=FreeForm()),
     ("GET", "/docs"): Operation("Page", "The page that shows this description", answer="text/html"),
     ("GET", "/metrics"): Operation("Operation", "Prometheus' text format", answer="text/plain"),
     ("GET", "/operator/replicas"): Operation("Operation", "The replicas", answer=answers.Replicas),
@@ -500,14 +507,17 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         example={"name": "gpu1", "draining": True},
     ),
     ("DELETE", "/operator/threads"): Operation(
-        "Operation", "Permanently remove all stored data of a tenant, or of one of its keys or users", answer=Erased,
+        "Operation", "Permanently remove all stored data of a tenant, or of one of its keys or users",
+        answer=ErasureStatus,
         answers_also=(202,),
         query={"tenant": (TEXT, "Empty on a server without keys."), "key": (TEXT, "Only this key or user.")},
     ),
     ("GET", "/operator/erasures"): Operation(
-        "Operation", "Active and recently finished erasures", answer=Envelope("erasures", Erased, many=True)
+        "Operation", "Active and recently finished erasures", answer=Envelope("erasures", ErasureStatus, many=True)
     ),
-    ("GET", "/operator/erasures/{erasure_id}"): Operation("Operation", "The progress of an erasure", answer=Erased),
+    ("GET", "/operator/erasures/{erasure_id}"): Operation(
+        "Operation", "The progress of an erasure", answer=ErasureStatus
+    ),
     ("GET", "/operator/models"): Operation(
         "Operation", "The models of a pool: which are loaded, used or idle",
         answer=Envelope("models", ModelState, many=True),
@@ -540,14 +550,16 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         query={"wire": ({"type": "array", "items": {"enum": ["agui", "openai"]}}, ""), "unknown": (TEXT, "")},
     ),
     ("POST", "/demo/wires"): Operation(
-        "Page", "A recorded event log on several wires", body=Free("One AG-UI event a line."),
+        "Page", "A recorded event log on several wires", body=FreeForm("One AG-UI event a line."),
         stream=dict, end_mark=DONE,
         query={"wire": ({"type": "array", "items": {"enum": ["agui", "openai"]}}, "")},
     ),
 }  # fmt: skip
 
-OLLAMA_ANSWER = Free("Ollama's answer.", {"model": TEXT, "created_at": TEXT, "done": {"type": "boolean"}}, ("model",))
-OLLAMA_MODELS = Free("", {"models": LIST}, ("models",))
+OLLAMA_ANSWER = FreeForm(
+    "Ollama's answer.", {"model": TEXT, "created_at": TEXT, "done": {"type": "boolean"}}, ("model",)
+)
+OLLAMA_MODELS = FreeForm("", {"models": LIST}, ("models",))
 OLLAMA: Mapping[tuple[str, str], Operation] = {
     ("POST", "/api/chat"): Operation(
         "Ollama", "An answer to messages", lines=True, answer=OLLAMA_ANSWER,
@@ -560,21 +572,21 @@ OLLAMA: Mapping[tuple[str, str], Operation] = {
         example={"model": "default", "prompt": "What can you do?"},
     ),
     ("POST", "/api/embed"): Operation(
-        "Ollama", "Embeddings of texts", answer=Free("", {"model": TEXT, "embeddings": LIST}, ("embeddings",)),
-        body=Free("", {"model": TEXT, "input": {"type": ["string", "array"]}}, ("input",)),
+        "Ollama", "Embeddings of texts", answer=FreeForm("", {"model": TEXT, "embeddings": LIST}, ("embeddings",)),
+        body=FreeForm("", {"model": TEXT, "input": {"type": ["string", "array"]}}, ("input",)),
     ),
     ("POST", "/api/embeddings"): Operation(
-        "Ollama", "The embedding of a text", answer=Free("", {"embedding": LIST}, ("embedding",)),
-        body=Free("", {"model": TEXT, "prompt": TEXT}, ("prompt",)),
+        "Ollama", "The embedding of a text", answer=FreeForm("", {"embedding": LIST}, ("embedding",)),
+        body=FreeForm("", {"model": TEXT, "prompt": TEXT}, ("prompt",)),
     ),
     ("GET", "/api/tags"): Operation("Ollama", "The available models", answer=OLLAMA_MODELS),
     ("GET", "/api/ps"): Operation("Ollama", "The loaded models", answer=OLLAMA_MODELS),
     ("POST", "/api/show"): Operation(
-        "Ollama", "The capabilities of a model", body=Free("", {"model": TEXT}, ("model",)),
-        answer=Free("", {"capabilities": LIST, "details": {}, "model_info": {}}, ("capabilities",)),
+        "Ollama", "The capabilities of a model", body=FreeForm("", {"model": TEXT}, ("model",)),
+        answer=FreeForm("", {"capabilities": LIST, "details": {}, "model_info": {}}, ("capabilities",)),
     ),
     ("GET", "/api/version"): Operation(
-        "Ollama", "The supported version of Ollama's API", answer=Free("", {"version": TEXT}, ("version",))
+        "Ollama", "The supported version of Ollama's API", answer=FreeForm("", {"version": TEXT}, ("version",))
     ),
 }  # fmt: skip
 OPERATIONS: Mapping[tuple[str, str], Operation] = {**AGUI, **COPILOTKIT, **OPENAI, **OTHERS, **OLLAMA}

@@ -27,7 +27,7 @@ from agent_server.http.routes.http import (
     SEND_BYTES,
     Encoder,
     EventStream,
-    Generated,
+    GeneratedFrames,
     first_of,
     id_headers,
     unwatch_disconnect,
@@ -41,7 +41,7 @@ from events.sampling import Wire
 from events.vocabulary import LOADING_EVENT, Custom, Event, RunError, RunFinished, RunStarted
 
 if TYPE_CHECKING:
-    from agent_server.http.server import Server, ServesRuns
+    from agent_server.http.server import ServableAgent, Server
     from agent_server.models.pool import AnyModel
     from agent_server.runs import Run
     from agent_server.runs.sharing.interfaces import AnyRun, EventReader
@@ -102,7 +102,7 @@ def select_auxiliary(
 class ServerToolNames(Container[str]):
     """The names of the tools that the server calls itself; wires with one assistant message do not show these calls."""
 
-    def __init__(self, agent: ServesRuns, clients: Iterable[str]) -> None:
+    def __init__(self, agent: ServableAgent, clients: Iterable[str]) -> None:
         self._agent = agent
         self._clients = frozenset(clients)
 
@@ -448,5 +448,5 @@ def stream_answer_of_app(events: AsyncGenerator[Event, None], encoder: Encoder, 
             yield encoder.encode(event)
 
     return EventStream(
-        Generated(frames()), content_type=encoder.content_type, keep_alive=encoder.keep_alive, interval=interval
+        GeneratedFrames(frames()), content_type=encoder.content_type, keep_alive=encoder.keep_alive, interval=interval
     )

@@ -27,7 +27,7 @@ from agent_server.http.routes.health_routes import json_response
 from agent_server.http.routes.http import (
     Encoder,
     EventStream,
-    Generated,
+    GeneratedFrames,
     RunFrames,
     each_of,
     guarded,
@@ -410,7 +410,7 @@ class Runtime:
         thread_id, legacy = copilotkit.thread_of(wire)
         encoder = copilotkit.Encoder(legacy=legacy)
         return EventStream(
-            Generated(self.replay.frames(thread_id, tenant, encoder)),
+            GeneratedFrames(self.replay.frames(thread_id, tenant, encoder)),
             content_type=encoder.content_type,
             keep_alive=encoder.keep_alive,
             interval=self._settings.http.keep_alive,

@@ -96,7 +96,7 @@ class Frames(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Generated:
+class GeneratedFrames:
     """The frames of an async generator."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:

@@ -53,7 +53,7 @@ from agent_server.ids import new_id
 from agent_server.media.fetching import from_base64
 
 if TYPE_CHECKING:
-    from agent_server.engines.reranking import Scored
+    from agent_server.engines.reranking import RerankResult
     from agent_server.engines.transcription import Transcriber
     from agent_server.http.server import Server
     from agent_server.models.pool import AnyModel
@@ -224,7 +224,7 @@ NO_RERANKER = "This server has no reranker. Start the server with --reranker FOL
 
 
 def rerank_routes(server: Server) -> list[BaseRoute]:
-    async def scored(query: rerank.RerankQuery) -> tuple[str, Scored]:
+    async def scored(query: rerank.RerankQuery) -> tuple[str, RerankResult]:
         """The requested model name and the scores."""
         reranker = select_auxiliary(server, server.reranker, query.model, NO_RERANKER, "does not rerank")
         scores = await reranker.score(query.pairs, truncate=query.truncate, activated=query.activated)

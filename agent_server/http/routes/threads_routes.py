@@ -13,7 +13,7 @@ from adapters.errors import RequestError
 from agent_server.http.routes.health_routes import json_response
 from agent_server.http.routes.http import guarded, read_struct
 from agent_server.http.routes.openai_routes import IdRoute
-from agent_server.runs.store import Erasure, Extent
+from agent_server.runs.store import Erasure, RemovalScope
 
 if TYPE_CHECKING:
     from agent_server.http.server import Server
@@ -187,7 +187,7 @@ WAIT_SECONDS = 10.0
 """How long the response waits for an erasure to finish."""
 
 
-class Erased(msgspec.Struct, frozen=True, kw_only=True):
+class ErasureStatus(msgspec.Struct, frozen=True, kw_only=True):
     """An erasure, with the threads and responses removed so far. total: the threads when it began."""
 
     id: str
@@ -201,9 +201,9 @@ class Erased(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: int | None
 
 
-def _erasure_record(erasure: Erasure) -> Erased:
+def _erasure_record(erasure: Erasure) -> ErasureStatus:
     status: Literal["running", "finished"] = "running" if erasure.ended_at is None else "finished"
-    return Erased(
+    return ErasureStatus(
         id=erasure.id, status=status, tenant=erasure.tenant, key=erasure.key, threads=erasure.threads,
         responses=erasure.responses, total=erasure.total, created_at=erasure.created_at, ended_at=erasure.ended_at,
     )  # fmt: skip
@@ -216,8 +216,8 @@ def erasure_routes(server: Server) -> list[BaseRoute]:
             raise RequestError("invalid_request", f"Unknown parameter {min(unknown)[:80]!r}.", "key")
         if "tenant" not in query:
             raise RequestError("invalid_request", NO_TENANT, "tenant")
-        extent = Extent(tenant=query["tenant"], key=query.get("key"))
-        erased = _erasure_record(await server.erase(extent, request.state.principal.name, WAIT_SECONDS))
+        scope = RemovalScope(tenant=query["tenant"], key=query.get("key"))
+        erased = _erasure_record(await server.erase(scope, request.state.principal.name, WAIT_SECONDS))
         if erased.status == "finished":
             return json_response(erased)
         response = json_response(erased, 202)

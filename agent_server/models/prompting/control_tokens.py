@@ -23,8 +23,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from agent_server.model_files import control_tokens
-from agent_server.models.prompting.encoding import Encoded, can_be_sliced, encoded
-from agent_server.models.prompting.segments import Cuts, Key, Literals, SegmentCache, key_of
+from agent_server.models.prompting.encoding import TextTokens, can_be_sliced, encoded
+from agent_server.models.prompting.segments import Cuts, Key, LiteralFinder, SegmentCache, key_of
 
 _STAND_IN_DIGITS = 7
 STAND_IN_TOKENS = 32
@@ -46,7 +46,7 @@ class ControlTokens:
         self.ids: Mapping[str, int] = {token.content: number for number, token in tokens_by_id.items() if token.content}
         self._numbers = frozenset(tokens_by_id)
         self._contents = "\0".join(self.ids)
-        self._literals = Literals(self.ids)
+        self._literals = LiteralFinder(self.ids)
         self._cuts = Cuts(tokenizer, tokens_by_id)
         self.segment_cache = SegmentCache()
         normalized = any(token.normalized or token.lstrip or token.rstrip for token in tokens_by_id.values())
@@ -176,7 +176,7 @@ class ControlTokens:
             ids += encoding.ids if not encoding.spans else ()
         return ids
 
-    def _unmarked(self, text: str, *, first: bool) -> Encoded:
+    def _unmarked(self, text: str, *, first: bool) -> TextTokens:
         """Encode a text without the added control tokens. The spans have those that the base vocabulary contains."""
         tokenizer = self._plain_tokenizer()
         # A tokenizer that puts a space before the first word must not do so in the middle of a prompt, so the text is
@@ -186,10 +186,10 @@ class ControlTokens:
             joined = self._encoded(tokenizer, "\n" + text)
             if joined.ids[: len(anchor)] == anchor:
                 spans = {place - len(anchor): (start - 1, end - 1) for place, (start, end) in joined.spans.items()}
-                return Encoded(joined.ids[len(anchor) :], spans)
+                return TextTokens(joined.ids[len(anchor) :], spans)
         return self._encoded(tokenizer, text)
 
-    def _encoded(self, tokenizer: Tokenizer, text: str, most: int | None = None) -> Encoded:
+    def _encoded(self, tokenizer: Tokenizer, text: str, most: int | None = None) -> TextTokens:
         return encoded(tokenizer, text, marked=self._numbers, sliced=self.sliced, most=most)
 
     def _plain_tokenizer(self) -> Tokenizer:
@@ -236,7 +236,7 @@ def restore(text: str, stand_ins: Mapping[str, str], pattern: str) -> str:
     return re.sub(pattern, lambda match: stand_ins.get(match.group(), match.group()), text) if stand_ins else text
 
 
-class Disguise:
+class ControlTokenEscaper:
     """Replaces control tokens in one request's data by stand-ins.
 
     A stand-in is a number that occurs nowhere in the data. It begins with a 9 and has no further 9 in its nonce, so

@@ -37,7 +37,7 @@ KEEPING_PRE_TOKENIZERS = ("ByteLevel", "Metaspace", "Digits")
 _long_text_lock = threading.Lock()
 
 
-class Encoded(msgspec.Struct, frozen=True):
+class TextTokens(msgspec.Struct, frozen=True):
     """The tokens of a text. spans: index of a marked token → the characters (start, end) that it stands for."""
 
     ids: list[int]
@@ -62,7 +62,7 @@ def encoded(
     add_special_tokens: bool = False,
     sliced: Slicing | bool | None = None,
     most: int | None = None,
-) -> Encoded:
+) -> TextTokens:
     """Encode a text of any length like `tokenizer.encode`, while other threads can run.
 
     `encode_batch` releases the GIL and `encode` does not. That matters because a tokenizer treats a run of white space
@@ -89,7 +89,7 @@ def encoded(
                 encoding = _in_slices(tokenizer, text, marked, most)
             before, after = surrounding
             spans = {place + len(before): span for place, span in encoding.spans.items()}
-            return Encoded(before + encoding.ids + after, spans)
+            return TextTokens(before + encoding.ids + after, spans)
         return _read(tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0], marked)
     finally:
         # glibc retains small freed blocks, most of a gigabyte after a long encoding. Other C libraries have no trim.
@@ -99,9 +99,9 @@ def encoded(
         _long_text_lock.release()
 
 
-def _read(encoding: Encoding, marked: Collection[int]) -> Encoded:
+def _read(encoding: Encoding, marked: Collection[int]) -> TextTokens:
     ids = list(encoding.ids)
-    return Encoded(ids, {place: _span(encoding, place) for place, number in enumerate(ids) if number in marked})
+    return TextTokens(ids, {place: _span(encoding, place) for place, number in enumerate(ids) if number in marked})
 
 
 def _span(encoding: Encoding, place: int) -> tuple[int, int]:
@@ -125,7 +125,7 @@ def _check_most(ids: list[int], most: int | None) -> None:
         raise EngineError("context_length_exceeded", too_long(len(ids), most), param="messages")
 
 
-def _in_slices(tokenizer: Tokenizer, text: str, marked: Collection[int], most: int | None) -> Encoded:
+def _in_slices(tokenizer: Tokenizer, text: str, marked: Collection[int], most: int | None) -> TextTokens:
     """Encode a text in slices cut at words. The words at a slice's end are left to the next slice, since the text after
     them may change their tokens."""
     ids: list[int] = []
@@ -145,11 +145,11 @@ def _in_slices(tokenizer: Tokenizer, text: str, marked: Collection[int], most: i
         ids += encoding.ids[:tokens]
         _check_most(ids, most)
         if last:
-            return Encoded(ids, spans)
+            return TextTokens(ids, spans)
         start, size = start + length, SLICE
 
 
-def _at_spaces(tokenizer: Tokenizer, text: str, marked: Collection[int], drop: int, most: int | None) -> Encoded:
+def _at_spaces(tokenizer: Tokenizer, text: str, marked: Collection[int], drop: int, most: int | None) -> TextTokens:
     ids: list[int] = []
     spans: dict[int, tuple[int, int]] = {}
     for start, piece in pieces(text, SLICE, drop):
@@ -157,7 +157,7 @@ def _at_spaces(tokenizer: Tokenizer, text: str, marked: Collection[int], drop: i
         spans |= {place + len(ids): (begin + start, end + start) for place, (begin, end) in part.spans.items()}
         ids += part.ids
         _check_most(ids, most)
-    return Encoded(ids, spans)
+    return TextTokens(ids, spans)
 
 
 def _whole_words(encoding: Encoding) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from agent_server.models.prompting.control_tokens import Disguise
+from agent_server.models.prompting.control_tokens import ControlTokenEscaper
 from events.formats.layout import call_closer, call_opener
 from events.formats.output_format import OutputFormat
 from events.template.environment import Message
@@ -18,19 +18,19 @@ OutputStage = Literal["REASONING_STAGE", "CONTENT_STAGE", "TOOL_CALL_STAGE"]
 class Prefill:
     """The assistant's last message without its end, so that the model continues it.
 
-    reasoning, content: the client's text. disguise: the request's, whose stand-ins the rendered texts contain. closed:
+    reasoning, content: the client's text. escaper: the request's, whose stand-ins the rendered texts contain. closed:
     close the reasoning even if there is no content yet.
     """
 
     def __init__(
-        self, output_format: OutputFormat, reasoning: str, content: str, disguise: Disguise, *, closed: bool
+        self, output_format: OutputFormat, reasoning: str, content: str, escaper: ControlTokenEscaper, *, closed: bool
     ) -> None:
         self._format = output_format
         self._reasoning = reasoning if writes_reasoning(output_format) else ""
         self._content = content
-        self._mark = disguise.stand_in("")
-        self._covered = (disguise.cover(self._reasoning), disguise.cover(content))
-        self._restore = disguise.restore
+        self._mark = escaper.stand_in("")
+        self._covered = (escaper.cover(self._reasoning), escaper.cover(content))
+        self._restore = escaper.restore
         self._closed = closed
 
     def marked(self, message: Message) -> Message:

@@ -340,15 +340,15 @@ class PromptBuilder:
             now=self._now,
             spare_tools=input.tools or (),
         )
-        disguise = rendering.disguise
-        self._check_size(disguise.characters)
+        escaper = rendering.escaper
+        self._check_size(escaper.characters)
         text, opened = rendering.run()
-        original_text = disguise.restore(text)
+        original_text = escaper.restore(text)
         self._check_characters(original_text, limit)
         return Prompt(
-            token_ids=tuple(self._controls.encode(text, disguise.stand_ins, disguise.pattern, limit)),
+            token_ids=tuple(self._controls.encode(text, escaper.stand_ins, escaper.pattern, limit)),
             text=original_text,
-            opened=disguise.restore(opened),
+            opened=escaper.restore(opened),
             output_format=tool_prompt.output_format,
             marker_ids=self._marker_ids(tool_prompt.output_format) if tool_prompt.description else chat.marker_ids,
             stop_token_ids=chat.stop_token_ids,

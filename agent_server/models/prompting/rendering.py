@@ -9,7 +9,7 @@ import msgspec
 from ag_ui.core import Tool
 
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.models.prompting.control_tokens import ControlTokens, Disguise
+from agent_server.models.prompting.control_tokens import ControlTokenEscaper, ControlTokens
 from agent_server.models.prompting.prefill import Prefill, beginning
 from events.formats.output_format import OutputFormat
 from events.template.analyser import TemplateAnalysis
@@ -36,7 +36,7 @@ class TemplateRequest(msgspec.Struct, frozen=True):
     variables: dict[str, Any]
 
 
-class Rendered(msgspec.Struct, frozen=True):
+class RenderedText(msgspec.Struct, frozen=True):
     """A rendered text. answer_at: where the generation prompt begins; None if that is only known from another rendering
     without it."""
 
@@ -71,12 +71,12 @@ class Rendering:
         self._final = (conversation.final_reasoning, conversation.final_text)
         spare = [tool_declaration(tool) for tool in spare_tools] if not conversation.tools else []
         data = [conversation.messages, conversation.tools or None, dict(variables), spare]
-        self.disguise = Disguise(controls, data)
-        *covered, self._spare = self.disguise.cover_all(data)
+        self.escaper = ControlTokenEscaper(controls, data)
+        *covered, self._spare = self.escaper.cover_all(data)
         self._request = TemplateRequest(*covered)
 
     def run(self) -> tuple[str, str]:
-        """Render the request and return (prompt, opened). Both texts contain stand-ins, which `disguise` restores."""
+        """Render the request and return (prompt, opened). Both texts contain stand-ins, which `escaper` restores."""
         request, rendered = self._render(self._request, prompt=not self._continued)
         request, rendered = self._with_safe_names(request, rendered)
         if not self._continued:
@@ -84,7 +84,7 @@ class Rendering:
         # Leave the last message unfinished: rendered up to the end of its text or, if the template omits a part of it,
         # appended to the generation prompt.
         *earlier, last = request.messages
-        prefill = Prefill(self._chat.output_format, *self._final, self.disguise, closed=self._closes)
+        prefill = Prefill(self._chat.output_format, *self._final, self.escaper, closed=self._closes)
         before = msgspec.structs.replace(request, messages=earlier)
         marked = msgspec.structs.replace(request, messages=[*earlier, prefill.marked(last)])
         whole, start = self._attempt(marked, prompt=False), self._attempt(before, prompt=False)
@@ -94,7 +94,7 @@ class Rendering:
 
     # ---- the whole conversation
 
-    def _render(self, request: TemplateRequest, *, prompt: bool) -> tuple[TemplateRequest, Rendered]:
+    def _render(self, request: TemplateRequest, *, prompt: bool) -> tuple[TemplateRequest, RenderedText]:
         """Render the request, and return what was rendered and the text. If the template fails, try simplified schemas,
         or the tools that the request does not use in this turn, since some templates look up the tools of earlier
         calls. prompt: include the generation prompt."""
@@ -116,14 +116,16 @@ class Rendering:
             self.warnings.append(warning)
             return variant, rendered
 
-    def _with_safe_names(self, request: TemplateRequest, rendered: Rendered) -> tuple[TemplateRequest, Rendered]:
+    def _with_safe_names(
+        self, request: TemplateRequest, rendered: RenderedText
+    ) -> tuple[TemplateRequest, RenderedText]:
         """Replace names that form a control token together with the template's text around them (`<{{ key }}>`): if
         replacing whole names leaves fewer control tokens in the prompt, the names had formed some."""
         if not (request.tools or any("tool_calls" in message for message in request.messages)):
             return request, rendered
-        count = len(self.disguise.stand_ins)
-        messages, tools = self.disguise.cover_names([request.messages, request.tools])
-        if len(self.disguise.stand_ins) == count:
+        count = len(self.escaper.stand_ins)
+        messages, tools = self.escaper.cover_names([request.messages, request.tools])
+        if len(self.escaper.stand_ins) == count:
             return request, rendered
         renamed = TemplateRequest(messages, tools, request.variables)
         safer = self._attempt(renamed, not self._continued)
@@ -131,12 +133,12 @@ class Rendering:
             return request, rendered
         return renamed, safer
 
-    def _controls_in(self, rendered: Rendered) -> int:
+    def _controls_in(self, rendered: RenderedText) -> int:
         return len(self._controls.spans(rendered.text))
 
     # ---- the end of it
 
-    def _divided(self, request: TemplateRequest, rendered: Rendered) -> tuple[str, str]:
+    def _divided(self, request: TemplateRequest, rendered: RenderedText) -> tuple[str, str]:
         """Return (prompt, opened): the text, and the beginning of the answer in it."""
         text, place = rendered.text, rendered.answer_at
         if place is not None:
@@ -157,20 +159,20 @@ class Rendering:
 
     # ---- once
 
-    def _attempt(self, request: TemplateRequest, prompt: bool) -> Rendered | None:
+    def _attempt(self, request: TemplateRequest, prompt: bool) -> RenderedText | None:
         try:
             return self._once(request, prompt)
         except TemplateError:
             return None
 
-    def _once(self, request: TemplateRequest, prompt: bool) -> Rendered:
+    def _once(self, request: TemplateRequest, prompt: bool) -> RenderedText:
         name, tools = self._chat.analysis.capabilities.tools_variable, request.tools
         elsewhere = {name: tools} if tools and name != "tools" else {}
         variables = {"tools": tools if name == "tools" else None, **self._limits, **request.variables, **elsewhere}
         template = self._chat.template
         if prompt and template.prompts_last:
-            return Rendered(*template.render_prompt(request.messages, **variables))
-        return Rendered(template.render(request.messages, add_generation_prompt=prompt, **variables))
+            return RenderedText(*template.render_prompt(request.messages, **variables))
+        return RenderedText(template.render(request.messages, add_generation_prompt=prompt, **variables))
 
 
 SIMPLER_TOOLS = "tool schemas were simplified for the chat template"

@@ -143,7 +143,7 @@ UNUSABLE = (referencing.exceptions.Unresolvable, RecursionError, TypeError, Valu
 """Errors of validation with a schema that passed its own check but still cannot be used."""
 
 
-class Invalid(msgspec.Struct, frozen=True, kw_only=True):
+class InvalidArguments(msgspec.Struct, frozen=True, kw_only=True):
     """The first problems of one call's arguments, as pairs of JSON pointer and sentence."""
 
     problems: tuple[tuple[str, str], ...]
@@ -152,7 +152,7 @@ class Invalid(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(f"{path.removeprefix('/') or 'arguments'}: {message}" for path, message in self.problems)
 
 
-async def validate(arguments: str, schema: Any) -> Invalid | None:
+async def validate(arguments: str, schema: Any) -> InvalidArguments | None:
     """Validate finished arguments; return None if they are valid or the schema cannot be used. Large arguments and
     schemas are validated in a thread."""
     if not isinstance(schema, Mapping) or not schema:
@@ -163,11 +163,11 @@ async def validate(arguments: str, schema: Any) -> Invalid | None:
     return problems_of(arguments, text)
 
 
-def problems_of(arguments: str, schema: str) -> Invalid | None:
+def problems_of(arguments: str, schema: str) -> InvalidArguments | None:
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
-        return Invalid(problems=(("", "The arguments are not valid JSON."),))
+        return InvalidArguments(problems=(("", "The arguments are not valid JSON."),))
     validator = _validator(schema)
     if validator is None:
         return None
@@ -180,7 +180,7 @@ def problems_of(arguments: str, schema: str) -> Invalid | None:
                 break
     except UNUSABLE:
         return None
-    return Invalid(problems=tuple(problems)) if problems else None
+    return InvalidArguments(problems=tuple(problems)) if problems else None
 
 
 async def mismatch(value: object, schema: object) -> tuple[str, str] | None:

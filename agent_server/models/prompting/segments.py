@@ -25,7 +25,7 @@ MAX_SEGMENT_CHARACTERS = 1_000_000
 """Longer segments are not cached."""
 
 
-class Literals:
+class LiteralFinder:
     """Finds occurrences of any of some texts: leftmost first and, at the same position, the longest, as tokenizers do
     with control tokens."""
 
@@ -60,7 +60,7 @@ class Cuts:
     def __init__(self, tokenizer: Tokenizer, control: Mapping[int, AddedToken]) -> None:
         unnormalized = [token for token in control.values() if token.content and not token.normalized]
         looks_back = any(token.lstrip or token.single_word or token.content[0].isspace() for token in unnormalized)
-        self._literals = Literals([] if looks_back else [token.content for token in unnormalized])
+        self._literals = LiteralFinder([] if looks_back else [token.content for token in unnormalized])
         self.digits = any(token.content[0].isdigit() or token.content[-1].isdigit() for token in unnormalized)
         """Whether digits may form a control token with the text next to them, so that the digits of stand-ins
         matter."""

@@ -11,8 +11,8 @@ import msgspec
 
 from adapters.errors import RequestError
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.runs.sharing.link import RedisLink, Unreachable
-from agent_server.runs.sharing.publisher import Publisher, Shared
+from agent_server.runs.sharing.link import RedisLink, RedisUnreachable
+from agent_server.runs.sharing.publisher import Publisher, SharedRun
 from agent_server.runs.sharing.streams import RedisKeys, RunPlace, place_of
 from agent_server.settings import SharingLimits
 
@@ -31,7 +31,7 @@ class GatewayCommands:
         link: RedisLink,
         keys: RedisKeys,
         gateway: str,
-        runs: dict[tuple[str, str], Shared],
+        runs: dict[tuple[str, str], SharedRun],
         limits: SharingLimits,
         publisher: Publisher,
     ) -> None:
@@ -74,7 +74,7 @@ class GatewayCommands:
         while True:
             try:
                 streams = await self._link.call("XREAD", "COUNT", 256, "BLOCK", BLOCK, "STREAMS", key, self._last_id)
-            except Unreachable:
+            except RedisUnreachable:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             for _, entries in streams or ():
@@ -124,7 +124,7 @@ class GatewayCommands:
         self._publisher.send("EXPIRE", key, STREAM_SECONDS)
 
 
-async def control_run(shared: Shared | None, action: str, changes: dict[str, Any]) -> dict[str, Any]:
+async def control_run(shared: SharedRun | None, action: str, changes: dict[str, Any]) -> dict[str, Any]:
     """Execute an action on a run and return the answer to be sent."""
     if shared is None:
         return {"done": False}

@@ -21,8 +21,8 @@ from adapters.errors import RequestError
 from agent_server.runs.sharing.control import GatewayCommands
 from agent_server.runs.sharing.interfaces import Successor
 from agent_server.runs.sharing.lease import LeaseRenewal, Reaper
-from agent_server.runs.sharing.link import RedisLink, Unreachable
-from agent_server.runs.sharing.publisher import Publisher, Shared
+from agent_server.runs.sharing.link import RedisLink, RedisUnreachable
+from agent_server.runs.sharing.publisher import Publisher, SharedRun
 from agent_server.runs.sharing.remote import Follower, RemoteRun, record_of
 from agent_server.runs.sharing.streams import ENTER, RESUME, RedisKeys, RunPlace, number_of, place_of
 from agent_server.settings import LogLimits, SharingLimits
@@ -44,7 +44,7 @@ class Gateway:
         self.link = RedisLink(limits.redis_url)
         self._logs = logs or LogLimits()
         self._keys = keys = RedisKeys(limits.redis_prefix)
-        self._runs: dict[tuple[str, str], Shared] = {}
+        self._runs: dict[tuple[str, str], SharedRun] = {}
         self._ended: dict[tuple[str, str], RunPlace] = {}
         self._joined = self._closed = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -61,7 +61,7 @@ class Gateway:
         self._reaper.successor = successor
         try:
             await self._renew()
-        except Unreachable as error:
+        except RedisUnreachable as error:
             log.warning("Redis does not answer (%s). Runs are not shared until it does.", error)
         self._renewal.start()
         loops = (self._heartbeat(), self._publisher.run(), self._follower.run(), self._commands.run())
@@ -78,7 +78,7 @@ class Gateway:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._renewal.close()
         self._follower.cut_all("This server is stopping.")
-        with contextlib.suppress(Unreachable, TimeoutError):
+        with contextlib.suppress(RedisUnreachable, TimeoutError):
             async with asyncio.timeout(GOODBYE_SECONDS):
                 await self._publisher.publish()
                 mine = (self._keys.lease(self.id), self._keys.runs(self.id), self._keys.control(self.id))
@@ -92,7 +92,7 @@ class Gateway:
 
     async def enter(self, run: Run, earlier: Sequence[Run], queued: int, *, resumed: bool = False) -> None:
         place = RunPlace(self.id, run.tenant, run.id, run.thread_id, secrets.token_hex(6))
-        shared = self._runs[run.key] = Shared(run, place, resumed=resumed)
+        shared = self._runs[run.key] = SharedRun(run, place, resumed=resumed)
         try:
             # A thread's runs enter one after another, so that Redis has them in the same order.
             for before in earlier:
@@ -102,7 +102,7 @@ class Gateway:
         except RequestError:
             del self._runs[run.key]
             raise
-        except Unreachable:
+        except RedisUnreachable:
             shared.unshare()
         except asyncio.CancelledError:
             shared.registered = True  # Redis may have it already, so it must be removed there
@@ -111,7 +111,7 @@ class Gateway:
             shared.entered.set()
         self._publisher.hurry()
 
-    async def _replace(self, shared: Shared) -> bool:
+    async def _replace(self, shared: SharedRun) -> bool:
         """Register this gateway for a run that another one had: in its place in the thread's queue, with its stream
         continued. Return False if Redis no longer has the run, so that it must be entered as a new one."""
         run = shared.run
@@ -138,7 +138,7 @@ class Gateway:
             shared.unshare()
         return True
 
-    async def _register(self, shared: Shared, queued: int, *, again: bool = False, patient: bool = True) -> None:
+    async def _register(self, shared: SharedRun, queued: int, *, again: bool = False, patient: bool = True) -> None:
         """Register a run in Redis. again: it is already running here, so it is refused only if it was declared dead.
         patient: retry once if the thread is busy."""
         if shared.resumed and await self._replace(shared):
@@ -227,7 +227,7 @@ class Gateway:
             run = RemoteRun(place, record, self._logs, ask=self._ask, on_presence=self._on_presence)
             run = await self._follower.add(run)
             return None if b"ended" in record and run.log.last == 0 else run
-        except Unreachable:
+        except RedisUnreachable:
             if own is not None:
                 return None
             raise RequestError("unavailable", "The servers cannot reach each other now.", retry_after=1.0) from None
@@ -235,7 +235,7 @@ class Gateway:
     async def elsewhere(self, thread_id: str, tenant: str) -> list[tuple[str, bool]]:
         try:
             entries = await self.link.call("LRANGE", self._keys.thread(tenant, thread_id), 0, -1)
-        except Unreachable:
+        except RedisUnreachable:
             return []
         return [(place.run_id, place.gateway != self.id) for place in map(place_of, entries)]
 
@@ -271,7 +271,7 @@ class Gateway:
                     for gateway in dead:
                         for shared in self._runs.values():
                             shared.release(gateway)
-            except Unreachable:
+            except RedisUnreachable:
                 self._joined = False
             except Exception:
                 log.exception("Sharing runs failed inside the server.")

@@ -1,4 +1,4 @@
-"""The connection to Redis and whether it answers. Every fault is raised as Unreachable."""
+"""The connection to Redis and whether it answers. Every fault is raised as RedisUnreachable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS: Final = 5.0
 """How long one command may take."""
 
 
-class Unreachable(Exception):
+class RedisUnreachable(Exception):
     """A Redis command failed: no connection, no answer in time, or an error such as out of memory."""
 
 
@@ -82,14 +82,14 @@ class RedisLink:
         return run
 
     async def close(self) -> None:
-        """Close the connections. Later commands raise Unreachable."""
+        """Close the connections. Later commands raise RedisUnreachable."""
         self.up = False
         await self._client.aclose()
         await self._pool.disconnect()
 
     def _check(self) -> None:
         if not self.up:
-            raise Unreachable("not connected")
+            raise RedisUnreachable("not connected")
 
     def _send(self, *command: object) -> Awaitable[object]:
         sent: Awaitable[object] = self._client.execute_command(*command)  # type: ignore[no-untyped-call]
@@ -103,4 +103,4 @@ class RedisLink:
             if self.up:
                 log.warning("Redis does not answer (%s). Runs continue here and are shared again when it does.", error)
                 self.up, self._since = False, time.monotonic()
-            raise Unreachable(str(error)) from error
+            raise RedisUnreachable(str(error)) from error

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agent_server.runs.sharing.link import RedisLink, Unreachable
+from agent_server.runs.sharing.link import RedisLink, RedisUnreachable
 from agent_server.runs.sharing.streams import APPEND, LEAVE, RedisKeys, RunPlace, StreamEntry, cut, entry_id
 from agent_server.settings import SharingLimits
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agent_server.runs.run import Run
 
 
-class Shared:
+class SharedRun:
     """A run of this gateway and its state in Redis.
 
     registered: Redis has the run. entered: set when the attempt to register it is over. may_begin: set when it is its
@@ -108,7 +108,7 @@ class Publisher:
         link: RedisLink,
         keys: RedisKeys,
         gateway: str,
-        runs: dict[tuple[str, str], Shared],
+        runs: dict[tuple[str, str], SharedRun],
         limits: SharingLimits,
         on_lapsed: Callable[[], None],
     ) -> None:
@@ -140,14 +140,14 @@ class Publisher:
             try:
                 await self.publish()
                 pause = self._limits.tick if self._runs else None
-            except Unreachable:
+            except RedisUnreachable:
                 pause = RETRY_SECONDS
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._hurry.wait()
 
     async def publish(self) -> None:
-        """Send all events and queued commands, in as many rounds as needed. Raises Unreachable."""
+        """Send all events and queued commands, in as many rounds as needed. Raises RedisUnreachable."""
         while await self._publish_round():
             pass
         # After its events, so that a run leaves its thread's queue only when readers elsewhere can see its end.
@@ -165,14 +165,14 @@ class Publisher:
         sending, self._outbox = self._outbox, []
         try:
             await self._link.all(sending)
-        except Unreachable:
+        except RedisUnreachable:
             # Back to the front, in their order; the oldest are dropped, as in `send`.
             self._outbox = [*sending, *self._outbox][-self._limits.commands :]
             raise
 
     async def _publish_round(self) -> bool:
         """Publish one round of entries. Return whether there may be more."""
-        entries: list[tuple[Shared, StreamEntry]] = []
+        entries: list[tuple[SharedRun, StreamEntry]] = []
         size = 0
         for shared in self._runs.values():
             if shared.behind and (entry := cut(shared.run.log, shared.sent, self._limits)) is not None:

@@ -17,7 +17,7 @@ from adapters.errors import RequestError
 from agent_server.observability.audit import note
 from agent_server.runs.log import EventLog, ItemReader, LogReader
 from agent_server.runs.run import AHEAD, check_position, fell_behind_error
-from agent_server.runs.sharing.link import RedisLink, Unreachable
+from agent_server.runs.sharing.link import RedisLink, RedisUnreachable
 from agent_server.runs.sharing.streams import TERMINAL, RedisKeys, RunPlace, entry_id, opened, place_of
 from agent_server.settings import LogLimits, SharingLimits
 from events.encode import DecodeError
@@ -246,7 +246,7 @@ class Follower:
 
     async def add(self, run: RemoteRun) -> RemoteRun:
         """Read a run's events so far and follow it. Return the copy to use, which may be an earlier one. Raises
-        Unreachable."""
+        RedisUnreachable."""
         # Read to the end before it is followed with the others, so that a long history does not delay them.
         while not run.done.is_set():
             after = "(" + entry_id(run.log.last)
@@ -270,7 +270,7 @@ class Follower:
             await self._has_runs.wait()
             try:
                 await self.follow()
-            except Unreachable:
+            except RedisUnreachable:
                 # After an outage longer than a lease, readers get an error.
                 if self._link.down_for > self._limits.lease:
                     self.cut_all("The servers cannot reach each other.")

@@ -12,18 +12,18 @@ from agent_server.runs.store.records import (
     ThreadRecord,
     ThreadState,
 )
-from agent_server.runs.store.removal import Erasure, Extent, Removed
+from agent_server.runs.store.removal import Erasure, RemovalScope, RemovedCounts
 from agent_server.runs.store.store import Store
 
 __all__ = [
     "Conclusion",
     "Erasure",
-    "Extent",
     "FeedbackRecord",
     "InterruptRecord",
     "KeptRecord",
     "Removal",
-    "Removed",
+    "RemovalScope",
+    "RemovedCounts",
     "RunRecord",
     "SavedEvents",
     "Store",

@@ -23,7 +23,7 @@ from agent_server.runs.store import schema
 from agent_server.runs.store.connections import Connections, StoreUnavailable, is_memory, with_driver
 from agent_server.runs.store.database import empty_log, give_back, make_file, patiently
 from agent_server.runs.store.migrate import begin_alone, downgrade, load, migrate, upgrade
-from agent_server.runs.store.removal import Extent, Removed, remove_all
+from agent_server.runs.store.removal import RemovalScope, RemovedCounts, remove_all
 
 T = TypeVar("T")
 LOCK_SECONDS = 20.0
@@ -46,14 +46,14 @@ class ArchiveError(Exception):
     """A database operation failed. The message is a sentence for the operator."""
 
 
-class Head(msgspec.Struct, kw_only=True):
+class ArchiveHead(msgspec.Struct, kw_only=True):
     """The first line. revision: of the schema of the rows."""
 
     format: str
     revision: str
 
 
-class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ArchiveLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A row of a table or, if `table` is empty, the end with the number of rows."""
 
     table: str = ""
@@ -127,12 +127,12 @@ async def backup(url: str, path: Path) -> int:
     def write(connection: Connection) -> int:
         count = 0
         with os.fdopen(descriptor, "wb") as raw, gzip.open(raw, "wb") as file:
-            file.write(_line(Head(format=FORMAT, revision=str(load().get_current_head()))))
+            file.write(_line(ArchiveHead(format=FORMAT, revision=str(load().get_current_head()))))
             for source in schema.metadata.sorted_tables:
                 for row in _rows(connection, source):
-                    file.write(_line(Line(table=str(source.name), row=row)))
+                    file.write(_line(ArchiveLine(table=str(source.name), row=row)))
                     count += 1
-            file.write(_line(Line(rows=count)))
+            file.write(_line(ArchiveLine(rows=count)))
         return count
 
     try:
@@ -166,7 +166,7 @@ async def restore(url: str, path: Path) -> int:
     try:
         with path.open("rb") as raw:
             lines: Iterator[bytes] = iter(gzip.GzipFile(fileobj=raw, mode="rb"))
-            head = msgspec.json.decode(next(lines, b""), type=Head)
+            head = msgspec.json.decode(next(lines, b""), type=ArchiveHead)
             if head.format != FORMAT or head.revision not in {each.revision for each in scripts.walk_revisions()}:
                 raise ArchiveError("The file was made by a newer version of this server, or is not a backup.")
             async with opened(url) as connections:
@@ -180,7 +180,7 @@ async def restore(url: str, path: Path) -> int:
 def _insert(connection: Connection, lines: Iterator[bytes]) -> int:
     table_names = {each.name for each in schema.metadata.sorted_tables}
     for count, text in enumerate(lines):
-        line = msgspec.json.decode(text, type=Line)
+        line = msgspec.json.decode(text, type=ArchiveLine)
         if not line.table:
             if line.rows != count or next(lines, None) is not None:
                 break
@@ -192,7 +192,9 @@ def _insert(connection: Connection, lines: Iterator[bytes]) -> int:
     raise EOFError
 
 
-async def remove(url: str, extent: Extent, report: Callable[[Removed], Awaitable[None]] | None = None) -> Removed:
+async def remove(
+    url: str, scope: RemovalScope, report: Callable[[RemovedCounts], Awaitable[None]] | None = None
+) -> RemovedCounts:
     """Permanently remove threads and responses with everything that belongs to them.
 
     The transactions are short, so a server may run meanwhile. report: called with the removals so far. An interrupted
@@ -203,7 +205,7 @@ async def remove(url: str, extent: Extent, report: Callable[[Removed], Awaitable
         async def write(work: Callable[[Connection], T]) -> T:
             return await patiently(lambda: connections.begin(work), LOCK_SECONDS)
 
-        removed = await remove_all(write, extent, report=report)
+        removed = await remove_all(write, scope, report=report)
         if connections.is_sqlite:
             await give_back(write)
             await connections.connect(empty_log)

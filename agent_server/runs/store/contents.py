@@ -46,18 +46,18 @@ Key = tuple[str, str]
 """A tenant and a digest."""
 
 
-class Parted(NamedTuple):
+class SplitBody(NamedTuple):
     """A body as it is stored, and the contents that were taken out of it, by digest."""
 
     text: str
     contents: Mapping[str, bytes]
 
 
-def parted(text: str) -> Parted:
+def parted(text: str) -> SplitBody:
     """Take the larger contents out of a body."""
     text = text.replace(MARK, MARK + MARK)
     if len(text) < _SHORTEST:
-        return Parted(text, {})
+        return SplitBody(text, {})
     by_digest: dict[str, bytes] = {}
     pieces, done = [], 0
     for start, end in _runs(text):
@@ -73,7 +73,7 @@ def parted(text: str) -> Parted:
         by_digest[digest] = content
         pieces += [text[done:start], MARK, digest]
         done = end
-    return Parted("".join([*pieces, text[done:]]), by_digest)
+    return SplitBody("".join([*pieces, text[done:]]), by_digest)
 
 
 def _runs(text: str) -> Iterator[tuple[int, int]]:

@@ -33,7 +33,7 @@ from agent_server.runs.store.connections import (
     with_driver,
 )
 from agent_server.runs.store.migrate import migrate
-from agent_server.runs.store.owners import AdvisoryOwners, Alone, FileOwners, Owners, new_owner
+from agent_server.runs.store.owners import AdvisoryOwners, FileOwners, Owners, SingleProcessOwners, new_owner
 from agent_server.runs.store.rows import QueryRow
 
 T = TypeVar("T")
@@ -387,4 +387,4 @@ def make_file(url: URL) -> DatabaseFile | None:
 def make_owners(connections: Connections) -> Owners:
     if connections.asyncpg is not None:
         return AdvisoryOwners(connections.asyncpg)
-    return Alone() if is_memory(connections.url) else FileOwners(Path(str(connections.url.database)))
+    return SingleProcessOwners() if is_memory(connections.url) else FileOwners(Path(str(connections.url.database)))

@@ -44,7 +44,7 @@ class Owners(Protocol):
     async def release(self) -> None: ...
 
 
-class Alone:
+class SingleProcessOwners:
     """Owners of a database that only this process can access."""
 
     async def claim(self, owner: int) -> None:

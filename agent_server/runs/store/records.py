@@ -33,7 +33,7 @@ class HeldCall(TypedDict):
     old: NotRequired[bool]
 
 
-class AskedPerson(TypedDict):
+class PendingQuestion(TypedDict):
     """A question to a person, and the call that waits for the answer."""
 
     interrupt: Interrupt
@@ -155,7 +155,7 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     terminal: Event
     messages: Sequence[Mapping[str, Any]] = ()
-    interrupts: Sequence[AskedPerson] = ()
+    interrupts: Sequence[PendingQuestion] = ()
     state: object = None
     saved: SavedEvents | None = None
 

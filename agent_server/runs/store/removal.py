@@ -53,7 +53,7 @@ PAUSE_SECONDS = 0.02
 UNFINISHED = ("waiting", "running")
 
 
-class Extent(msgspec.Struct, frozen=True, kw_only=True):
+class RemovalScope(msgspec.Struct, frozen=True, kw_only=True):
     """A selection of threads and responses.
 
     tenant: only of this tenant. key: created with this key of the tenant, or by this subject of a token. before: last
@@ -68,9 +68,9 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.tenant is None and self.before is None:
-            raise ValueError("An extent needs a tenant or a time.")
+            raise ValueError("A scope needs a tenant or a time.")
         if self.key is not None and self.tenant is None:
-            raise ValueError("An extent with a key needs the key's tenant.")
+            raise ValueError("A scope with a key needs the key's tenant.")
 
     @property
     def whole(self) -> bool:
@@ -78,7 +78,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
         return self.key is None and self.before is None
 
 
-class Removed(msgspec.Struct, kw_only=True):
+class RemovedCounts(msgspec.Struct, kw_only=True):
     """Counts of removed threads and responses by tenant, and of rows of all tables. unfinished: (tenant, id) of threads
     that still have rows."""
 
@@ -90,7 +90,7 @@ class Removed(msgspec.Struct, kw_only=True):
     def __bool__(self) -> bool:
         return bool(self.threads or self.responses or self.rows)
 
-    def add(self, other: Removed) -> None:
+    def add(self, other: RemovedCounts) -> None:
         self.threads += other.threads
         self.responses += other.responses
         self.rows += other.rows
@@ -100,26 +100,26 @@ class Removed(msgspec.Struct, kw_only=True):
         return {each: (self.threads[each], self.responses[each]) for each in sorted({*self.threads, *self.responses})}
 
 
-def _limits(extent: Extent, source: Table, moment: ColumnElement[int]) -> list[ColumnElement[bool]]:
+def _limits(scope: RemovalScope, source: Table, moment: ColumnElement[int]) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
-    if extent.tenant is not None:
-        conditions.append(source.c.tenant == extent.tenant)
-    if extent.key is not None:
-        conditions.append(source.c.key == extent.key)
-    if extent.before is not None:
-        conditions.append(moment < extent.before)
-    if extent.but:
-        conditions.append(source.c.tenant.not_in(extent.but))
+    if scope.tenant is not None:
+        conditions.append(source.c.tenant == scope.tenant)
+    if scope.key is not None:
+        conditions.append(source.c.key == scope.key)
+    if scope.before is not None:
+        conditions.append(moment < scope.before)
+    if scope.but:
+        conditions.append(source.c.tenant.not_in(scope.but))
     return conditions
 
 
 def threads_of(
-    connection: Connection, extent: Extent, most: int, after: tuple[str, str] | None = None
+    connection: Connection, scope: RemovalScope, most: int, after: tuple[str, str] | None = None
 ) -> list[tuple[str, str]]:
     """Return (tenant, id) of up to `most` threads in that order. after: start after this thread."""
     table, runs = schema.threads, schema.runs
-    limits = _limits(extent, table, table.c.updated_at)
-    if extent.before is not None:
+    limits = _limits(scope, table, table.c.updated_at)
+    if scope.before is not None:
         of_thread = (runs.c.tenant == table.c.tenant, runs.c.thread_id == table.c.id)
         limits.append(~exists().where(*of_thread, runs.c.status.in_(UNFINISHED)))
     keys = table.c.tenant, table.c.id
@@ -129,20 +129,22 @@ def threads_of(
     return [(row.tenant, row.id) for row in rows]
 
 
-def count_threads(connection: Connection, extent: Extent) -> int:
-    """Return the number of threads in an extent."""
+def count_threads(connection: Connection, scope: RemovalScope) -> int:
+    """Return the number of threads in a scope."""
     table = schema.threads
-    query = select(func.count()).select_from(table).where(*_limits(extent, table, table.c.updated_at))
+    query = select(func.count()).select_from(table).where(*_limits(scope, table, table.c.updated_at))
     return int(connection.scalar(query) or 0)
 
 
-def remove_some(connection: Connection, extent: Extent, threads: Sequence[tuple[str, str]], most: int) -> Removed:
-    """Remove these threads, then responses of the extent, up to `most` rows in total.
+def remove_some(
+    connection: Connection, scope: RemovalScope, threads: Sequence[tuple[str, str]], most: int
+) -> RemovedCounts:
+    """Remove these threads, then responses of the scope, up to `most` rows in total.
 
     Threads with more rows than that are emptied in part and returned in `unfinished`. If there are no threads and
     responses left, rows that runs wrote after their thread was deleted are removed.
     """
-    removed = Removed()
+    removed = RemovedCounts()
     with overwriting(connection):
         # Wait for runs that begin or end in these threads and lock their rows, so that their writes are removed too.
         if threads and connection.dialect.name != "sqlite":
@@ -158,24 +160,26 @@ def remove_some(connection: Connection, extent: Extent, threads: Sequence[tuple[
         # Files of responses are deleted first, so that a response with too many of them is selected again.
         table, uses = schema.responses, schema.response_contents
         remaining = max(1, most - removed.rows)
-        query = select(table.c.tenant, table.c.id).where(*_limits(extent, table, table.c.created_at))
+        query = select(table.c.tenant, table.c.id).where(*_limits(scope, table, table.c.created_at))
         responses = [(row.tenant, row.id) for row in connection.execute(query.limit(min(remaining, SLICE)))]
         if _delete_uses(connection, uses, of_owners(uses, "id", responses), remaining, removed):
             connection.execute(delete(table).where(of_owners(table, "id", responses)))
             removed.responses = Counter(tenant for tenant, _ in responses)
             removed.rows += len(responses)
-        if extent.tenant is not None and extent.before is None:
+        if scope.tenant is not None and scope.before is None:
             grants = schema.grants
-            condition = and_(*_limits(extent, grants, grants.c.updated_at))
+            condition = and_(*_limits(scope, grants, grants.c.updated_at))
             removed.rows += _delete_rows(connection, grants, condition, most)
-        if not removed and extent.tenant is not None and extent.whole:
+        if not removed and scope.tenant is not None and scope.whole:
             for source in schema.OF_A_THREAD:
-                removed.rows += _delete_rows(connection, source, source.c.tenant == extent.tenant, most)
-            contents.release_all(connection, extent.tenant)
+                removed.rows += _delete_rows(connection, source, source.c.tenant == scope.tenant, most)
+            contents.release_all(connection, scope.tenant)
     return removed
 
 
-def _delete_of_threads(connection: Connection, threads: Sequence[tuple[str, str]], most: int, removed: Removed) -> bool:
+def _delete_of_threads(
+    connection: Connection, threads: Sequence[tuple[str, str]], most: int, removed: RemovedCounts
+) -> bool:
     """Delete the rows that belong to threads. Return False if `most` rows were reached before all were deleted."""
     for source in schema.OF_A_THREAD:
         if removed.rows >= most:
@@ -197,7 +201,7 @@ def _delete_rows(connection: Connection, source: Table, condition: ColumnElement
 
 
 def _delete_uses(
-    connection: Connection, uses: Table, condition: ColumnElement[bool], most: int, removed: Removed
+    connection: Connection, uses: Table, condition: ColumnElement[bool], most: int, removed: RemovedCounts
 ) -> bool:
     """Delete up to `most` uses of files, up to FILE_BYTES or a single larger file, and files that are no longer used.
     Return False if there are more."""
@@ -227,26 +231,26 @@ class Writes(Protocol):
 
 async def remove_all(
     write: Writes,
-    extent: Extent,
+    scope: RemovalScope,
     *,
     prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]] | None = None,
-    record: Callable[[Connection, Removed], None] | None = None,
-    report: Callable[[Removed], Awaitable[None]] | None = None,
-) -> Removed:
-    """Remove everything in an extent, in transactions of about SLICE_SECONDS with pauses in which others can write.
+    record: Callable[[Connection, RemovedCounts], None] | None = None,
+    report: Callable[[RemovedCounts], Awaitable[None]] | None = None,
+) -> RemovedCounts:
+    """Remove everything in a scope, in transactions of about SLICE_SECONDS with pauses in which others can write.
 
     prepare: called with the threads that are removed next. record: called in each transaction with the removals so far;
     report: the same after each transaction. An interrupted removal keeps what it has done, and the same call removes
     the rest.
     """
-    removed, most, threads = Removed(), LEAST_ROWS, list[tuple[str, str]]()
+    removed, most, threads = RemovedCounts(), LEAST_ROWS, list[tuple[str, str]]()
     last: tuple[str, str] | None = None  # the next slice starts after it, so threads that stay are read only once
 
-    def work(connection: Connection) -> tuple[Removed, float]:
+    def work(connection: Connection) -> tuple[RemovedCounts, float]:
         started = time.perf_counter()
-        some = remove_some(connection, extent, threads, most)
+        some = remove_some(connection, scope, threads, most)
         if some and record is not None:
-            so_far = Removed()
+            so_far = RemovedCounts()
             so_far.add(removed)
             so_far.add(some)
             record(connection, so_far)
@@ -254,7 +258,7 @@ async def remove_all(
 
     while True:
         if not threads:
-            threads = await write(partial(threads_of, extent=extent, most=min(SLICE, most), after=last))
+            threads = await write(partial(threads_of, scope=scope, most=min(SLICE, most), after=last))
             last = threads[-1] if threads else None
             if prepare is not None:
                 await prepare(threads)
@@ -306,8 +310,8 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: int | None = None
 
     @property
-    def extent(self) -> Extent:
-        return Extent(tenant=self.tenant, key=self.key)
+    def scope(self) -> RemovalScope:
+        return RemovalScope(tenant=self.tenant, key=self.key)
 
 
 def _erasure_of(row: QueryRow) -> Erasure:
@@ -315,20 +319,22 @@ def _erasure_of(row: QueryRow) -> Erasure:
 
 
 def begin_erasure(connection: Connection, erasure: Erasure, owner: int) -> Erasure:
-    """Record an erasure with the number of its threads. If an unfinished one has the same extent, return that
+    """Record an erasure with the number of its threads. If an unfinished one has the same scope, return that
     instead."""
     table = erasures
     connection.execute(delete(table).where(table.c.ended_at < erasure.created_at - KEEP_MILLISECONDS))
     same = (table.c.tenant == erasure.tenant, table.c.key.is_not_distinct_from(erasure.key), table.c.ended_at.is_(None))
     if row := connection.execute(select(table).where(*same).limit(1)).first():
         return _erasure_of(row)
-    total = removal.count_threads(connection, erasure.extent)
+    total = removal.count_threads(connection, erasure.scope)
     erasure = msgspec.structs.replace(erasure, total=total)
     connection.execute(insert(table).values(**msgspec.structs.asdict(erasure), owner=owner))
     return erasure
 
 
-def advance_erasure(connection: Connection, erasure: Erasure, removed: Removed, ended_at: int | None = None) -> None:
+def advance_erasure(
+    connection: Connection, erasure: Erasure, removed: RemovedCounts, ended_at: int | None = None
+) -> None:
     """Add the counts of `removed` to those of `erasure` and record them, with the time at which it ended, if it has."""
     counts = {
         "threads": erasure.threads + removed.threads.total(),
@@ -359,9 +365,9 @@ logger = logging.getLogger("agent_server.store")
 DAY_MILLISECONDS = 24 * 3600 * 1000
 
 
-class Removes(Protocol):
-    async def remove(self, extent: Extent) -> Removed:
-        """Remove everything in an extent, in slices."""
+class Remover(Protocol):
+    async def remove(self, scope: RemovalScope) -> RemovedCounts:
+        """Remove everything in a scope, in slices."""
 
 
 class Retention:
@@ -373,11 +379,11 @@ class Retention:
 
     def __init__(
         self,
-        store: Removes,
+        store: Remover,
         days: float,
         tenants: Mapping[str, float],
         every: float,
-        observe: Callable[[Removed | None], None],
+        observe: Callable[[RemovedCounts | None], None],
     ) -> None:
         self._store = store
         self._days = days
@@ -399,18 +405,18 @@ class Retention:
                 self._observe(None)
             await asyncio.sleep(self._every)
 
-    async def sweep(self) -> Removed:
+    async def sweep(self) -> RemovedCounts:
         """Remove everything that is old enough now."""
-        now, removed = now_ms(), Removed()
-        extents = [
-            Extent(tenant=tenant, before=now - round(days * DAY_MILLISECONDS))
+        now, removed = now_ms(), RemovedCounts()
+        scopes = [
+            RemovalScope(tenant=tenant, before=now - round(days * DAY_MILLISECONDS))
             for tenant, days in self._tenants.items()
             if days
         ]
         if self._days:
-            extents.append(Extent(before=now - round(self._days * DAY_MILLISECONDS), but=tuple(self._tenants)))
-        for extent in extents:
-            removed.add(await self._store.remove(extent))
+            scopes.append(RemovalScope(before=now - round(self._days * DAY_MILLISECONDS), but=tuple(self._tenants)))
+        for scope in scopes:
+            removed.add(await self._store.remove(scope))
         for tenant, (threads, responses) in removed.by_tenant().items():
             note("threads.removed", tenant=tenant, threads=threads, responses=responses, reason="retention")
         if removed:

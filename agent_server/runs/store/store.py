@@ -28,7 +28,7 @@ from agent_server.runs.store.records import (
     ThreadRecord,
     ThreadState,
 )
-from agent_server.runs.store.removal import Erasure, Extent, Removed
+from agent_server.runs.store.removal import Erasure, RemovalScope, RemovedCounts
 from agent_server.runs.store.rows import checked_id, decoded, encoded, now_ms, of
 
 PAGE = 100
@@ -411,15 +411,15 @@ class Store:
 
     async def remove(
         self,
-        extent: Extent,
+        scope: RemovalScope,
         *,
         prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]] | None = None,
-        record: Callable[[Connection, Removed], None] | None = None,
-        report: Callable[[Removed], Awaitable[None]] | None = None,
-    ) -> Removed:
-        """Permanently remove everything in an extent, in short transactions, and return its space to the disk; see
+        record: Callable[[Connection, RemovedCounts], None] | None = None,
+        report: Callable[[RemovedCounts], Awaitable[None]] | None = None,
+    ) -> RemovedCounts:
+        """Permanently remove everything in a scope, in short transactions, and return its space to the disk; see
         `removal.remove_all`."""
-        removed = await removal.remove_all(self._database.write, extent, prepare=prepare, record=record, report=report)
+        removed = await removal.remove_all(self._database.write, scope, prepare=prepare, record=record, report=report)
         if removed:
             self.removals_made += 1
             await self._database.forget_removed()
@@ -520,24 +520,24 @@ class Store:
         changed = ["body", "state", "updated_at"]
         await self._database.write(lambda connection: rows.upsert(connection, schema.grants, [row], changed))
 
-    async def begin_erasure(self, extent: Extent, by: str) -> tuple[Erasure, bool]:
+    async def begin_erasure(self, scope: RemovalScope, by: str) -> tuple[Erasure, bool]:
         """Record that everything of a tenant, or of one of its keys, is to be removed by `erase`. Return the erasure
-        and whether it is new; an unfinished one with the same extent is returned instead of a second."""
-        requested = Erasure(
-            id=new_id("erasure"), tenant=extent.tenant or "", key=extent.key, by=by, created_at=now_ms()
-        )
+        and whether it is new; an unfinished one with the same scope is returned instead of a second."""
+        requested = Erasure(id=new_id("erasure"), tenant=scope.tenant or "", key=scope.key, by=by, created_at=now_ms())
         erasure = await self._database.write(
             lambda connection: removal.begin_erasure(connection, requested, self.owner)
         )
         return erasure, erasure.id == requested.id
 
-    async def erase(self, erasure: Erasure, prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]]) -> Removed:
+    async def erase(
+        self, erasure: Erasure, prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]]
+    ) -> RemovedCounts:
         """Carry out an erasure or the rest of it; see `remove`. Each transaction records the progress."""
 
-        def record(connection: Connection, removed: Removed) -> None:
+        def record(connection: Connection, removed: RemovedCounts) -> None:
             removal.advance_erasure(connection, erasure, removed)
 
-        removed = await self.remove(erasure.extent, prepare=prepare, record=record)
+        removed = await self.remove(erasure.scope, prepare=prepare, record=record)
         await self._database.write(lambda connection: removal.advance_erasure(connection, erasure, removed, now_ms()))
         return removed
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_server.agents.guardrails import GuardedStream, Guards, HookGuard, PatternGuard
-from agent_server.agents.guardrails.guard import MAX_HELD, Unreadable, prefix_regex
-from agent_server.agents.guardrails.guarded_stream import DELTAS, WHOLE, Unescaped
+from agent_server.agents.guardrails.guard import MAX_HELD, UncheckablePattern, prefix_regex
+from agent_server.agents.guardrails.guarded_stream import DELTAS, WHOLE, JsonUnescaper
 from events.chunks import KIND
 from events.vocabulary import (
     Event,
@@ -93,7 +93,7 @@ def test_a_pattern_that_cannot_be_watched_for_is_refused(pattern):
 
 
 def test_refusals_of_patterns_are_of_one_kind():
-    assert issubclass(Unreadable, ValueError)
+    assert issubclass(UncheckablePattern, ValueError)
 
 
 def run_of(reasoning: list[str], text: list[str], arguments: list[str]) -> list[Event]:
@@ -168,7 +168,7 @@ def test_arguments_are_read_as_the_tool_gets_them(written):
 
 @given(st.text(max_size=20), CUTS)
 def test_escapes_are_undone_as_json_undoes_them(text, cuts):
-    read = Unescaped()
+    read = JsonUnescaper()
     said = "".join(read.read(part) for part in cut(json.dumps(text)[1:-1], cuts))
     assert said == text
 

@@ -84,7 +84,7 @@ class World:
         self.queries = torch.randn(sum(counts), heads, key_dim).to(dtype)
         self.keys = [torch.randn(length, case.kv_heads, key_dim).to(dtype) for length in self.lengths]
         self.values = [torch.randn(length, case.kv_heads, value_dim).to(dtype) for length in self.lengths]
-        self.how = paged.How(
+        self.how = paged.AttentionKind(
             key_dim**-0.5, case.window, case.softcap, torch.randn(heads).to(dtype) if case.sinks else None
         )
         self._lay_out(dtype)

@@ -4,7 +4,7 @@ import pytest
 
 from agent_server.generation.multimodal.inputs import (
     MediaInputs,
-    Misplaced,
+    MisplacedMedia,
     PlacedPrompt,
     PreparedMedia,
     Span,
@@ -92,7 +92,7 @@ def test_text_that_would_become_a_control_token_stays_as_it_was_tokenised():
 
 @pytest.mark.parametrize("prompt", [[65], [PICTURE, PICTURE]])
 def test_a_prompt_without_one_place_for_each_picture_is_refused(prompt):
-    with pytest.raises(Misplaced, match=r"places for 1"):
+    with pytest.raises(MisplacedMedia, match=r"places for 1"):
         placed(prompt, [FEATURE])
 
 
@@ -103,7 +103,7 @@ def test_pictures_and_sounds_stay_in_the_prompts_order():
     assert items == [first, sound, second]
     assert layout.ids == [65, FEATURE, FEATURE, FEATURE, FEATURE, 66, FEATURE, FEATURE]
     assert [(span.item, span.start, span.end) for span in layout.spans] == [(0, 1, 2), (1, 2, 5), (2, 6, 8)]
-    with pytest.raises(Misplaced, match=r"places for 0"):
+    with pytest.raises(MisplacedMedia, match=r"places for 0"):
         lay_out([PICTURE, SOUND], {PICTURE: [first], SOUND: []}, Breaks())
 
 

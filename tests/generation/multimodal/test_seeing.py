@@ -6,7 +6,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText
 
 from agent_server.generation.loading.loader import load
-from agent_server.generation.scheduling.messages import EngineConfig, Failed
+from agent_server.generation.scheduling.messages import EngineConfig, RequestFailed
 from tests.generation.harness import Driver, prompts
 from tests.generation.multimodal.seeing_models import FAMILIES, picture, save_seeing
 
@@ -202,7 +202,7 @@ def test_a_prompt_that_does_not_fit_with_its_picture_is_that_requests_error(driv
     number = driver.submit(ids, pictures=[picture(13)], max_tokens=1)
     driver.finish()
     failure = driver.end(number)
-    assert isinstance(failure, Failed)
+    assert isinstance(failure, RequestFailed)
     assert failure.kind == "context_length_exceeded"
     driver.assert_clean()
 

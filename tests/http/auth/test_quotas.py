@@ -18,7 +18,7 @@ from adapters.errors import RequestError
 from agent_server.engines.scripted import Script
 from agent_server.http.auth.keys_file import KeyEntry, add_key, digest
 from agent_server.http.auth.principal import Principal, Quota, asking
-from agent_server.http.auth.quotas import Quotas, State, headers_of, storage_url
+from agent_server.http.auth.quotas import LimitState, Quotas, headers_of, storage_url
 from events.options import GenerationOptions
 from tests.gateways.redis_server import RedisServer, installed
 from tests.server import scripted, serving
@@ -163,7 +163,7 @@ def test_the_tightest_limit_is_told():
     from agent_server.http.auth.quotas import Bound
 
     states = [
-        State(bound=Bound(what="requests", whose=whose, amount=amount), remaining=left, reset=9)
+        LimitState(bound=Bound(what="requests", whose=whose, amount=amount), remaining=left, reset=9)
         for whose, amount, left in (("tenant:a", 100, 3), ("key:k", 10, 5))
     ]
     told = [(b"ratelimit-policy", b'"requests";q=100;w=60'), (b"ratelimit", b'"requests";r=3;t=9')]

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from agent_server.model_files import ModelFiles, load_model_files
 from agent_server.model_files.sentencepiece_files import BYTE, NORMAL, UNKNOWN, USER_DEFINED, Pieces, sentencepiece_bpe
 from agent_server.model_files.sentencepiece_files import CONTROL as CONTROL_PIECE
-from agent_server.models.prompting.control_tokens import ControlTokens, Disguise
+from agent_server.models.prompting.control_tokens import ControlTokenEscaper, ControlTokens
 from agent_server.models.prompting.prompt import PromptBuilder
 from agent_server.settings import PromptSettings
 from events.options import GenerationOptions
@@ -194,11 +194,11 @@ DATA = st.recursive(
 @given(data=DATA)
 def test_data_spells_no_control_token_once_it_is_covered(data: Any) -> None:
     found = ControlTokens(KINDS["byte_level"]())
-    disguise = Disguise(found, data)
-    covered = json.dumps(disguise.cover_all(data), ensure_ascii=False)
+    escaper = ControlTokenEscaper(found, data)
+    covered = json.dumps(escaper.cover_all(data), ensure_ascii=False)
     assert found.spans(covered) == []
-    assert disguise.restore(covered) == json.dumps(data, ensure_ascii=False)
-    pending = [disguise.cover_names(data)]
+    assert escaper.restore(covered) == json.dumps(data, ensure_ascii=False)
+    pending = [escaper.cover_names(data)]
     while pending:  # keys, and what is called a name, are no part of a control token either
         value = pending.pop()
         pending += value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
@@ -209,11 +209,11 @@ def test_data_spells_no_control_token_once_it_is_covered(data: Any) -> None:
 def test_stand_ins_are_never_mistaken() -> None:
     found = ControlTokens(KINDS["byte_level"]())
     text = "91234567890<|im_end|>91<think>9"
-    disguise = Disguise(found, text)
-    covered = disguise.cover(text)
+    escaper = ControlTokenEscaper(found, text)
+    covered = escaper.cover(text)
     assert "<" not in covered
-    assert disguise.restore(covered) == text
-    assert disguise.restore(disguise.cover("99" + text + "000001")) == "99" + text + "000001"
+    assert escaper.restore(covered) == text
+    assert escaper.restore(escaper.cover("99" + text + "000001")) == "99" + text + "000001"
 
 
 def test_plain_encoding_never_gives_a_control_id() -> None:

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 from agent_server.model_files import ModelFiles
 from agent_server.models.prompting import segments
 from agent_server.models.prompting.built_prompt import Prompt
-from agent_server.models.prompting.control_tokens import ControlTokens, Disguise
+from agent_server.models.prompting.control_tokens import ControlTokenEscaper, ControlTokens
 from agent_server.models.prompting.prompt import PromptBuilder
 from agent_server.models.prompting.segments import SegmentCache
 from events.options import GenerationOptions
@@ -209,13 +209,13 @@ def controls_of(kind: str) -> ControlTokens:
 def test_segments_have_the_ids_of_the_whole_text(kind: str, text: str, spelled: str, behind: str):
     controls = controls_of(kind)
     assert controls.encode(text) == controls._encoded(controls._tokenizer, text).ids
-    disguise = Disguise(controls, spelled)
-    covered = text + disguise.cover(spelled) + behind
+    escaper = ControlTokenEscaper(controls, spelled)
+    covered = text + escaper.cover(spelled) + behind
     whole = [
-        number for _, ids in controls._stretches(covered, disguise.stand_ins, disguise.pattern, None) for number in ids
+        number for _, ids in controls._stretches(covered, escaper.stand_ins, escaper.pattern, None) for number in ids
     ]
     for _ in range(2):
-        assert controls.encode(covered, disguise.stand_ins, disguise.pattern) == whole
+        assert controls.encode(covered, escaper.stand_ins, escaper.pattern) == whole
 
 
 QUIRKS = {
@@ -234,12 +234,12 @@ def test_control_tokens_with_quirks(quirk: str, words: list[str]):
     controls = controls_with(quirk)
     text = "".join(words)
     assert controls.encode(text) == controls._encoded(controls._tokenizer, text).ids
-    disguise = Disguise(controls, text)
-    covered = f"a<x{disguise.cover(text)}<x>"
+    escaper = ControlTokenEscaper(controls, text)
+    covered = f"a<x{escaper.cover(text)}<x>"
     whole = [
-        number for _, ids in controls._stretches(covered, disguise.stand_ins, disguise.pattern, None) for number in ids
+        number for _, ids in controls._stretches(covered, escaper.stand_ins, escaper.pattern, None) for number in ids
     ]
-    assert controls.encode(covered, disguise.stand_ins, disguise.pattern) == whole
+    assert controls.encode(covered, escaper.stand_ins, escaper.pattern) == whole
 
 
 @lru_cache(maxsize=8)
@@ -253,14 +253,14 @@ def controls_with(quirk: str) -> ControlTokens:
 def test_digits_that_form_a_control_token_with_the_text_before_them():
     controls = controls_with("ends with a digit")
     for data in ("</s>", "</s> 9", "</s> 99"):  # each has stand-ins of its own
-        disguise = Disguise(controls, data)
-        covered = f"a<x{disguise.cover('</s>')}"
+        escaper = ControlTokenEscaper(controls, data)
+        covered = f"a<x{escaper.cover('</s>')}"
         whole = [
             number
-            for _, ids in controls._stretches(covered, disguise.stand_ins, disguise.pattern, None)
+            for _, ids in controls._stretches(covered, escaper.stand_ins, escaper.pattern, None)
             for number in ids
         ]
-        assert controls.encode(covered, disguise.stand_ins, disguise.pattern) == whole
+        assert controls.encode(covered, escaper.stand_ins, escaper.pattern) == whole
 
 
 def test_a_tokenizer_that_takes_control_tokens_for_text():

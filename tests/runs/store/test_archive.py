@@ -17,7 +17,7 @@ from sqlalchemy import column, select, table
 from typer.testing import CliRunner
 
 from agent_server.cli.main import app
-from agent_server.runs.store import Extent, Store, StoreUnavailable, archive
+from agent_server.runs.store import RemovalScope, Store, StoreUnavailable, archive
 from agent_server.runs.store.archive import ArchiveError, backup, remove, restore
 from agent_server.runs.store.connections import Connections, with_driver
 from agent_server.runs.store.migrate import downgrade, load
@@ -142,7 +142,7 @@ def content(folder: Path) -> bytes:
 
 async def test_a_tenants_data_is_erased_and_nobody_elses(url: str, tmp_path: Path):
     before = await filled(url)
-    assert (await remove(url, Extent(tenant="a"))).threads == {"a": 1}
+    assert (await remove(url, RemovalScope(tenant="a"))).threads == {"a": 1}
     after = await told(url)
     assert after["a"] == [[], [], [], [], None, []] and after["b"] == before["b"]
     if url.startswith("sqlite"):
@@ -155,10 +155,10 @@ async def test_threads_are_removed_by_age(url: str, monkeypatch):
     await store.open()
     used = {tenant: (await store.thread(tenant, "t")).updated_at for tenant in "ab"}
     await store.close()
-    assert not await remove(url, Extent(tenant="b", before=used["b"]))
-    assert not await remove(url, Extent(before=min(used.values())))
+    assert not await remove(url, RemovalScope(tenant="b", before=used["b"]))
+    assert not await remove(url, RemovalScope(before=min(used.values())))
     assert await told(url) == before
-    assert (await remove(url, Extent(tenant="b", before=used["b"] + 1))).threads == {"b": 1}
+    assert (await remove(url, RemovalScope(tenant="b", before=used["b"] + 1))).threads == {"b": 1}
     assert (await told(url))["a"] == before["a"] and (await told(url))["b"][0] == []
 
 
@@ -224,10 +224,10 @@ async def test_a_file_of_an_earlier_version_shrinks_once_it_was_compacted(tmp_pa
     for tenant in "ab":
         for number in range(20):
             await store.begin_run(tenant, f"t{number}", "r", messages=[user("u1", "words " * 5000)])
-    await store.remove(Extent(tenant="a"))
+    await store.remove(RemovalScope(tenant="a"))
     await store.close()
     whole = place.stat().st_size
     before, after = await archive.compact(url)
     assert before == whole and after < 0.7 * whole
-    await remove(url, Extent(tenant="b"))
+    await remove(url, RemovalScope(tenant="b"))
     assert place.stat().st_size < 0.3 * whole

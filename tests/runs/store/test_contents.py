@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select, text
 
 from adapters.errors import RequestError
-from agent_server.runs.store import Extent, Store, archive, contents, migrate, schema
+from agent_server.runs.store import RemovalScope, Store, archive, contents, migrate, schema
 from agent_server.runs.store.archive import backup, remove, restore
 from agent_server.runs.store.connections import Connections, with_driver
 from agent_server.runs.store.contents import LEAST, MARK, joined, marked, parted
@@ -185,7 +185,7 @@ async def test_tenants_share_nothing_and_cannot_ask_for_a_digest(store: Store):
     assert await store.response("b", "resp") == {"x": f"{MARK}{digest}"}
     await turn(store, 2, [*told, shown("u2", picture(1))], tenant="b")
     assert await held(store, "a") == await held(store, "b") == [picture(1)]
-    assert await store.remove(Extent(tenant="b"))
+    assert await store.remove(RemovalScope(tenant="b"))
     assert await held(store) == [picture(1)] and await store.messages("a", "t") == said
 
 
@@ -303,7 +303,7 @@ async def test_what_is_erased_is_not_in_the_file(tmp_path: Path):
     await turn(store, 1, [shown("u1", picture(1))], tenant="b")
     await store.close()
     assert b"canary-77aa" in content(tmp_path)
-    await remove(url, Extent(tenant="a"))
+    await remove(url, RemovalScope(tenant="a"))
     assert b"canary-77aa" not in content(tmp_path)
     store = Store(url)
     await store.open()

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent_server.http.auth.keys_file import KeyEntry, add_key, digest, new_secret
 from agent_server.observability.telemetry import note_ids
-from agent_server.runs.store import Extent, Removed, Store
+from agent_server.runs.store import RemovalScope, RemovedCounts, Store
 from agent_server.runs.store import removal as removals
 from agent_server.runs.store.connections import StoreUnavailable
 from agent_server.runs.store.removal import DAY_MILLISECONDS, Retention
@@ -95,13 +95,13 @@ async def test_it_goes_in_slices_between_which_others_write(store: Store, monkey
     slices: list[int] = []
     going = asyncio.Event()
 
-    async def report(removed: Removed) -> None:
+    async def report(removed: RemovedCounts) -> None:
         slices.append(removed.threads.total())
         going.set()
 
     for number in range(5):
         await begun(store, "a", f"t{number}")
-    removing = asyncio.create_task(store.remove(Extent(tenant="a"), report=report))
+    removing = asyncio.create_task(store.remove(RemovalScope(tenant="a"), report=report))
     await going.wait()
     await begun(store, "b", "new")
     assert not removing.done()
@@ -117,10 +117,10 @@ async def test_a_thread_of_many_rows_goes_in_slices(store: Store, monkeypatch: p
     await begun(store, "a", "short")
     rows: list[int] = []
 
-    async def report(removed: Removed) -> None:
+    async def report(removed: RemovedCounts) -> None:
         rows.append(removed.rows)
 
-    assert (await store.remove(Extent(tenant="a"), report=report)).threads == {"a": 2}
+    assert (await store.remove(RemovalScope(tenant="a"), report=report)).threads == {"a": 2}
     # the rows of one transaction are at most three, and one for the thread itself
     assert len(rows) >= 7 and max(after - before for before, after in itertools.pairwise([0, *rows])) <= 4
     assert await left(store, "a") == {"a": set()} and await store.messages("a", "long") == []
@@ -150,7 +150,7 @@ async def test_what_a_removal_costs_does_not_grow_with_what_stays(
             connection.executemany(f"INSERT INTO threads ({columns}) VALUES ({row})", rows)
             connection.executemany("INSERT INTO messages VALUES ('a', ?, 'm', 0, '', '{}')", values)
         steps[0] = 0
-        assert (await store.remove(Extent(tenant="a", before=50))).threads == {"a": 50}
+        assert (await store.remove(RemovalScope(tenant="a", before=50))).threads == {"a": 50}
         await store.close()
         return steps[0]
 
@@ -167,8 +167,8 @@ async def test_the_file_shrinks_after_an_erasure(tmp_path: Path) -> None:
     empty = place.stat().st_size
     for number in range(40):
         await store.begin_run("a", f"t{number}", "r", messages=[user("u1", "words " * 5000)])
-    await store.remove(Extent(before=0))  # writes the log into the file
-    await store.remove(Extent(tenant="a"))
+    await store.remove(RemovalScope(before=0))  # writes the log into the file
+    await store.remove(RemovalScope(tenant="a"))
     assert place.stat().st_size < empty + 300_000
     assert await left(store, "a", "b") == {"a": set(), "b": {"stays"}}
     await store.close()
@@ -180,22 +180,22 @@ async def test_one_key_of_a_tenant_is_erased_and_the_others_stay(store: Store) -
         await begun(store, "acme", f"{key}s")
         await store.save_response("acme", f"{key}s", {"x": 1})
     await begun(store, "acme", "anns")  # bob asks in a thread of ann's
-    assert (await store.remove(Extent(tenant="acme", key="ann"))).by_tenant() == {"acme": (1, 1)}
+    assert (await store.remove(RemovalScope(tenant="acme", key="ann"))).by_tenant() == {"acme": (1, 1)}
     assert await left(store, "acme") == {"acme": {"bobs"}}
     assert await store.response("acme", "anns") is None and await store.response("acme", "bobs") is not None
     with pytest.raises(ValueError, match="needs a tenant or a time"):
-        Extent()
+        RemovalScope()
 
 
 async def test_a_store_that_cannot_be_used_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
-        async def remove(self, extent: Extent) -> Removed:
+        async def remove(self, scope: RemovalScope) -> RemovedCounts:
             raise StoreUnavailable("the disk is full")
 
-    told: list[Removed | None] = []
+    told: list[RemovedCounts | None] = []
     enough = asyncio.Event()
 
-    def observe(removed: Removed | None) -> None:
+    def observe(removed: RemovedCounts | None) -> None:
         told.append(removed)
         if len(told) == 2:
             enough.set()

@@ -22,7 +22,7 @@ def same(value: Any) -> object:
     return value
 
 
-class Word(msgspec.Struct, frozen=True):
+class ParameterMapping(msgspec.Struct, frozen=True):
     """A sampling parameter in the upstream's terms. name: its field. value: converts our value; if it returns None, the
     field is omitted."""
 
@@ -30,11 +30,11 @@ class Word(msgspec.Struct, frozen=True):
     value: Callable[[Any], object] = same
 
 
-HERE = Word("")
+HERE = ParameterMapping("")
 """For a parameter that this server applies itself, so that it is not sent."""
-IN_BODY = Word("")
+IN_BODY = ParameterMapping("")
 """For a parameter that the dialect's `body` writes itself, for example because it takes several fields."""
-Words = Mapping[str, Word]
+Words = Mapping[str, ParameterMapping]
 """Attribute of SamplingParams → the upstream's word for it."""
 
 

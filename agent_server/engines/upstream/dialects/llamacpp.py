@@ -16,10 +16,10 @@ from agent_server.engines.upstream.dialects.dialect import (
     Frame,
     FrameDecoder,
     OutgoingRequest,
+    ParameterMapping,
     Piece,
     Reader,
     UpstreamInfo,
-    Word,
     Words,
     field_of,
     ids_of,
@@ -43,19 +43,19 @@ class LlamaCpp:
     health = "/health"
     tokens = True
     words: Words = {
-        "max_tokens": Word("n_predict"),
-        "temperature": Word("temperature"),
-        "top_k": Word("top_k"),
-        "top_p": Word("top_p"),
-        "min_p": Word("min_p"),
-        "typical_p": Word("typical_p"),
-        "repetition_penalty": Word("repeat_penalty"),
-        "logit_bias": Word("logit_bias", lambda bias: list(bias.items())),
-        "seed": Word("seed", lambda seed: seed % MOST_SEEDS),
+        "max_tokens": ParameterMapping("n_predict"),
+        "temperature": ParameterMapping("temperature"),
+        "top_k": ParameterMapping("top_k"),
+        "top_p": ParameterMapping("top_p"),
+        "min_p": ParameterMapping("min_p"),
+        "typical_p": ParameterMapping("typical_p"),
+        "repetition_penalty": ParameterMapping("repeat_penalty"),
+        "logit_bias": ParameterMapping("logit_bias", lambda bias: list(bias.items())),
+        "seed": ParameterMapping("seed", lambda seed: seed % MOST_SEEDS),
         "stop": HERE,
         "stop_token_ids": HERE,
-        "ignore_eos": Word("ignore_eos"),
-        "logprobs": Word("n_probs", lambda count: max(1, count)),
+        "ignore_eos": ParameterMapping("ignore_eos"),
+        "logprobs": ParameterMapping("n_probs", lambda count: max(1, count)),
     }
 
     async def describe(self, transport: Transport, model_name: str) -> UpstreamInfo:

@@ -20,10 +20,10 @@ from agent_server.engines.upstream.dialects.dialect import (
     Frame,
     FrameDecoder,
     OutgoingRequest,
+    ParameterMapping,
     Piece,
     Reader,
     UpstreamInfo,
-    Word,
     Words,
     chosen_model,
     field_of,
@@ -113,12 +113,12 @@ class OpenAI:
     health = "/v1/models"
     tokens = False
     words: Words = {
-        "max_tokens": Word("max_tokens"),
-        "temperature": Word("temperature"),
-        "top_p": Word("top_p"),
-        "presence_penalty": Word("presence_penalty"),
-        "frequency_penalty": Word("frequency_penalty"),
-        "seed": Word("seed", folded),
+        "max_tokens": ParameterMapping("max_tokens"),
+        "temperature": ParameterMapping("temperature"),
+        "top_p": ParameterMapping("top_p"),
+        "presence_penalty": ParameterMapping("presence_penalty"),
+        "frequency_penalty": ParameterMapping("frequency_penalty"),
+        "seed": ParameterMapping("seed", folded),
         "stop": HERE,
         "stop_token_ids": HERE,
     }

@@ -16,10 +16,10 @@ from agent_server.engines.upstream.dialects.dialect import (
     Frame,
     FrameDecoder,
     OutgoingRequest,
+    ParameterMapping,
     Piece,
     Reader,
     UpstreamInfo,
-    Word,
     Words,
     cache_salt,
     chosen_model,
@@ -34,20 +34,20 @@ from agent_server.engines.upstream.grammar import UpstreamGrammar
 from agent_server.engines.upstream.transport import Transport
 
 SAMPLING_WORDS: Words = {
-    "max_tokens": Word("max_tokens"),
-    "min_tokens": Word("min_tokens"),
-    "temperature": Word("temperature"),
-    "top_p": Word("top_p"),
-    "top_k": Word("top_k"),
-    "min_p": Word("min_p"),
-    "repetition_penalty": Word("repetition_penalty"),
-    "presence_penalty": Word("presence_penalty"),
-    "frequency_penalty": Word("frequency_penalty"),
-    "logit_bias": Word("logit_bias", spelled_ids),
-    "seed": Word("seed", folded),
-    "stop_token_ids": Word("stop_token_ids"),
-    "ignore_eos": Word("ignore_eos"),
-    "allowed_token_ids": Word("allowed_token_ids", list),
+    "max_tokens": ParameterMapping("max_tokens"),
+    "min_tokens": ParameterMapping("min_tokens"),
+    "temperature": ParameterMapping("temperature"),
+    "top_p": ParameterMapping("top_p"),
+    "top_k": ParameterMapping("top_k"),
+    "min_p": ParameterMapping("min_p"),
+    "repetition_penalty": ParameterMapping("repetition_penalty"),
+    "presence_penalty": ParameterMapping("presence_penalty"),
+    "frequency_penalty": ParameterMapping("frequency_penalty"),
+    "logit_bias": ParameterMapping("logit_bias", spelled_ids),
+    "seed": ParameterMapping("seed", folded),
+    "stop_token_ids": ParameterMapping("stop_token_ids"),
+    "ignore_eos": ParameterMapping("ignore_eos"),
+    "allowed_token_ids": ParameterMapping("allowed_token_ids", list),
 }
 """vLLM's names of sampling parameters, the same in its HTTP interface and in its own SamplingParams."""
 SPELLING: Mapping[str, object] = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
@@ -63,7 +63,7 @@ class VLLM:
     path = "/v1/completions"
     health = "/health"
     tokens = True
-    words: Words = {**SAMPLING_WORDS, "stop": Word("stop"), "logprobs": Word("logprobs")}
+    words: Words = {**SAMPLING_WORDS, "stop": ParameterMapping("stop"), "logprobs": ParameterMapping("logprobs")}
 
     async def describe(self, transport: Transport, model_name: str) -> UpstreamInfo:
         entries = await models(transport)
@@ -135,7 +135,12 @@ class VLLMTokens(VLLM):
 
     name = "vllm-tokens"
     path = "/inference/v1/generate"
-    words: Words = {**SAMPLING_WORDS, "stop": HERE, "logprobs": Word("logprobs"), "bad_words": Word("bad_words", list)}
+    words: Words = {
+        **SAMPLING_WORDS,
+        "stop": HERE,
+        "logprobs": ParameterMapping("logprobs"),
+        "bad_words": ParameterMapping("bad_words", list),
+    }
 
     async def describe(self, transport: Transport, model_name: str) -> UpstreamInfo:
         """Describe the server as `VLLM` does. Whether this endpoint takes pictures is read from its OpenAPI description

@@ -48,7 +48,7 @@ class Ranges:
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class AttentionKind:
     """The kind of attention. window: the number of tokens that a query attends to, itself included. softcap: the bound
     of the scores. sinks: `[heads]`, a score that takes part in each head's softmax and has no value."""
 
@@ -78,7 +78,7 @@ def attend(
     value_cache: Tensor,
     page_size: int,
     ranges: Ranges,
-    how: How,
+    how: AttentionKind,
     *,
     processors: int,
 ) -> Tensor:
@@ -122,7 +122,7 @@ class _Launch:
     value_cache: Tensor
     page_size: int
     ranges: Ranges
-    how: How
+    how: AttentionKind
 
     def single(self, processors: int) -> None:
         """Launch the sequences with one query. Long keys of few sequences are split between several programs."""

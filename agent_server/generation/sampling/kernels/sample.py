@@ -37,7 +37,7 @@ class Parameters:
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class PickedTokens:
     """Sampled tokens `[places]`. logprobs, totals: if requested, the tokens' log probabilities, and the number to
     subtract from any other logit for its log probability, `[places]` float32 each."""
 
@@ -78,7 +78,7 @@ def pick(
     counts: TokenCounts | None = None,
     *,
     logprobs: bool = False,
-) -> Picked:
+) -> PickedTokens:
     """Sample a token for each row of logits `[places, vocabulary]` float32, store it in `last`, and count it in
     `counts`. rows, positions: `[places]` int64. raw: the logits that log probabilities are computed from."""
     places, vocab_size = logits.shape
@@ -100,4 +100,4 @@ def pick(
         vocab_size, width, LOGPROBS=logprobs, COUNTS=counts is not None,
         SEGMENTS=SEGMENTS, LANES=LANES, WIDTH=width_block, num_warps=16,
     )  # fmt: skip
-    return Picked(tokens, scores[0] if logprobs else None, scores[1] if logprobs else None)
+    return PickedTokens(tokens, scores[0] if logprobs else None, scores[1] if logprobs else None)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import sqlalchemy as sa
 from alembic import op
 
-from agent_server.runs.store.contents import LEAST, MARK, Parted, encoded, joined, marked, parted
+from agent_server.runs.store.contents import LEAST, MARK, SplitBody, encoded, joined, marked, parted
 from agent_server.runs.store.rows import upserting
 from agent_server.runs.store.schema import contents, response_contents, thread_contents
 
@@ -88,7 +88,7 @@ def _rows(place: Place, wanted: Callable[[sa.ColumnElement[str]], sa.ColumnEleme
         page = op.get_bind().execute(query.where(sa.tuple_(*keys) > sa.tuple_(*last))).all()
 
 
-def _keep(place: Place, row: Row, made: Parted) -> None:
+def _keep(place: Place, row: Row, made: SplitBody) -> None:
     connection = op.get_bind()
     uses, owner = (response_contents, "id") if place[0] == "responses" else (thread_contents, "thread_id")
     for digest, content in made.contents.items():
