@@ -46,7 +46,7 @@ async def test_a_tenant_with_a_queue_leaves_a_thread_for_another() -> None:
 
 
 async def test_work_that_was_cancelled_while_it_waited_is_not_done() -> None:
-    threads, may_end, done = FairThreads("test", threads=1, each=1), threading.Event(), list[int]()
+    threads, may_end, done = FairThreads("test", threads=1), threading.Event(), list[int]()
     first = start("a", lambda: threads.run(may_end.wait, 30))
     others = [start("a", lambda number=number: threads.run(done.append, number)) for number in range(4)]  # type: ignore[misc]
     await asyncio.sleep(0.05)
@@ -59,14 +59,14 @@ async def test_work_that_was_cancelled_while_it_waited_is_not_done() -> None:
 
 
 async def test_an_exception_reaches_the_caller_and_frees_the_thread() -> None:
-    threads = FairThreads("test", threads=1, each=1)
+    threads = FairThreads("test", threads=1)
     with pytest.raises(ZeroDivisionError):
         await threads.run(lambda: 1 // 0)
     assert await threads.run(lambda: 2) == 2
 
 
 async def test_closing_cancels_what_waits() -> None:
-    threads, may_end = FairThreads("test", threads=1, each=1), threading.Event()
+    threads, may_end = FairThreads("test", threads=1), threading.Event()
     first = start("a", lambda: threads.run(may_end.wait, 30))
     second = start("a", lambda: threads.run(list))
     await asyncio.sleep(0.05)
@@ -78,9 +78,9 @@ async def test_closing_cancels_what_waits() -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(1, 4), st.integers(1, 3))
-def test_all_work_is_done_once_within_the_limits(tenants: list[str], count: int, each: int) -> None:
-    threads, lock = FairThreads("test", threads=count, each=each), threading.Lock()
+@given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(1, 4))
+def test_all_work_is_done_once_within_the_limits(tenants: list[str], count: int) -> None:
+    threads, lock = FairThreads("test", threads=count), threading.Lock()
     running, most, most_of_one = Counter[str](), 0, 0
     done: list[int] = []
 
@@ -99,7 +99,7 @@ def test_all_work_is_done_once_within_the_limits(tenants: list[str], count: int,
         await asyncio.gather(*(start(tenant, each) for tenant, each in zip(tenants, work_of, strict=True)))
 
     asyncio.run(main())
-    assert sorted(done) == list(range(len(tenants))) and most <= count and most_of_one <= each
+    assert sorted(done) == list(range(len(tenants))) and most <= count and most_of_one <= 1
 
 
 async def test_long_work_on_the_event_loop_is_done_by_tenants_in_turn() -> None:

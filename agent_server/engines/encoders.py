@@ -42,7 +42,7 @@ class ThreadedModel(Generic[Model]):
         self._load = load
         self._model: Model | None = None
         self._failure = ""
-        self._thread = FairThreads(self.kind.replace(" ", "-"), threads=1, each=1)
+        self._thread = FairThreads(self.kind.replace(" ", "-"), threads=1)
 
     async def start(self) -> None:
         """Load the model. Never raises: `loaded` and `unready` report a failure."""
