@@ -28,7 +28,7 @@ from adapters.request_fields import (
     read_fields,
     sampling_fields,
 )
-from adapters.request_options import llama_shape, read_options
+from adapters.request_options import read_options, top_level_format
 from adapters.sse import json_bytes
 from events.metadata import Alternative, Scored, tokens_of
 from events.options import SamplingParams
@@ -89,7 +89,7 @@ def parse(body: bytes, *, new_id: NewId, encode: Encode, limits: Limits = DEFAUL
     source["logit_bias"] = _biases(values.get("logit_bias"), encode)
     options, _ = read_options(source, wire="completions")
     changes: dict[str, Any] = {"raw_prompt": prompts[0], "store": False, "token_details": True}
-    if (shape := llama_shape(values)) is not None:
+    if (shape := top_level_format(values)) is not None:
         changes["response_format"] = shape
     options = msgspec.structs.replace(options, **changes)
     run = RunAgentInput(

@@ -33,7 +33,7 @@ from adapters.request_fields import (
     refused,
     sampling_fields,
 )
-from adapters.request_options import llama_shape, read_options
+from adapters.request_options import read_options, top_level_format
 from adapters.sse import json_bytes, json_string
 from events.metadata import Scored, tokens_of, visible_tokens
 from events.vocabulary import PROGRESS_EVENT, Custom, Event, RunError, RunFinished, TextMessageContent, TokenUsage
@@ -104,7 +104,7 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inb
     if flags.score_only:
         source["max_tokens"] = 1
     options, _ = read_options(source, wire="completions")
-    if (shape := llama_shape(values)) is not None:
+    if (shape := top_level_format(values)) is not None:
         options = msgspec.structs.replace(options, response_format=shape)
     sampling = options.sampling
     progress = options.prompt_progress

@@ -109,6 +109,8 @@ OTHER_SERVERS: dict[str, Field] = {
     "guided_regex": honoured("as `structured_outputs.regex`", STRING),
     "guided_choice": honoured("as `structured_outputs.choice`", STRINGS),
     "guided_grammar": honoured("as `structured_outputs.grammar`", STRING),
+    "regex": honoured("as `structured_outputs.regex`", STRING),
+    "ebnf": honoured("as `structured_outputs.grammar`", STRING),
     "guided_whitespace_pattern": ignored("the white space of JSON cannot be chosen"),
     "vllm_xargs": ignored("there are no such extensions"),
     "media_io_kwargs": ignored("media is decoded in one way"),

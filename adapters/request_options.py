@@ -110,12 +110,14 @@ def guided(key: str) -> Callable[[str, object], ResponseFormat | None]:
     return read
 
 
-def llama_shape(values: Mapping[str, object]) -> ResponseFormat | None:
-    """Read llama.cpp's `json_schema`, or its `grammar` in GBNF, where "" means no grammar."""
-    schema, grammar = values.get("json_schema"), values.get("grammar")
-    if schema is not None:
+def top_level_format(values: Mapping[str, object]) -> ResponseFormat | None:
+    """Read llama.cpp's `json_schema` and `grammar` (GBNF) or SGLang's `regex` and `ebnf`. An empty text means none."""
+    if (schema := values.get("json_schema")) is not None:
         return ResponseFormat(kind="json_schema", value=json_schema("json_schema", schema))
-    return ResponseFormat(kind="grammar", value=string("grammar", grammar)) if grammar else None
+    for name, key in (("regex", "regex"), ("ebnf", "grammar"), ("grammar", "grammar")):
+        if values.get(name):
+            return _STRUCTURED[key](name, values[name])
+    return None
 
 
 def _choices(path: str, value: object) -> ResponseFormat:

@@ -69,7 +69,7 @@ from adapters.request_fields import (
     refused,
     sampling_fields,
 )
-from adapters.request_options import EFFORTS, check_tool_choice, llama_shape, read_options
+from adapters.request_options import EFFORTS, check_tool_choice, read_options, top_level_format
 from adapters.request_tools import ToolList, ToolSpec, arguments_of, custom_spec, read_tools
 from events.options import GenerationOptions
 
@@ -258,7 +258,7 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
         "tool_grammars": dict(tools.grammars),
         "store": values.get("store") is True,
     }
-    if (shape := llama_shape(values)) is not None:
+    if (shape := top_level_format(values)) is not None:
         changes["response_format"] = shape
     flags = ChatFlags(
         include_usage=bool(stream_options.include_usage),
