@@ -514,7 +514,9 @@ async def test_a_custom_tools_grammar_is_refused_where_it_cannot_be_kept(patchin
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_fields_of_llama_cpp_and_sglang_shape_an_answer(running: Running, http: httpx.AsyncClient, path: str) -> None:
+async def test_fields_of_llama_cpp_and_sglang_shape_an_answer(
+    running: Running, http: httpx.AsyncClient, path: str
+) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     for own, other in (
         ({"json_schema": schema}, {"structured_outputs": {"json": schema}}),

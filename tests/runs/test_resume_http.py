@@ -59,6 +59,28 @@ async def test_a_client_that_lost_its_connection_finds_the_run_going_on():
         assert text.endswith("nine ten ")
 
 
+async def test_a_request_that_is_sent_again_with_the_last_event_s_number_begins_no_second_run():
+    """TanStack AI reconnects so: the same POST, while the run goes on and after its end."""
+    engine = scripted([Script(text="one two three four five six seven eight nine ten " * 4, delay=0.01)])
+    body = {"threadId": "t", "runId": "r", "messages": [{"id": "u", "role": "user", "content": "hi"}]}
+    async with serving(engine, grace=5.0) as running, httpx.AsyncClient(base_url=running.url) as client:
+        async with client.stream("POST", "/agui", json=body) as response:
+            async for line in response.aiter_lines():
+                if line == "id: 7":
+                    break
+        going_on = await client.post("/agui", json=body, headers={"last-event-id": "7"})
+        ended = await client.post("/agui", json=body, headers={"last-event-id": "7"})
+        frames = list(sse.parse([going_on.content]))
+        assert frames[0]["id"] == "8" and json.loads(frames[-1]["data"])["type"] == "RUN_FINISHED"
+        assert ended.content == going_on.content
+        assert len(engine.requests) == 1
+        other = {**body, "runId": "unknown"}
+        assert (await client.post("/agui", json=other, headers={"last-event-id": "7"})).status_code == 404
+        other = {**body, "threadId": "other"}
+        assert (await client.post("/agui", json=other, headers={"last-event-id": "7"})).status_code == 409
+        assert len(engine.requests) == 1
+
+
 async def test_without_a_reader_the_run_ends_after_its_grace():
     slow = scripted([Script(text="word " * 500, delay=0.01)])
     body = {

@@ -1,4 +1,8 @@
-"""AG-UI: `POST /agui` (or `/agui/{agent}`) takes a RunAgentInput and streams the run's events."""
+"""AG-UI: `POST /agui` (or `/agui/{agent}`) takes a RunAgentInput and streams the run's events.
+
+A client that sends the same request with `Last-Event-ID` lost the connection: it gets the events after that one, and no
+second run begins.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,23 @@ if TYPE_CHECKING:
     from agent_server.runs.driver import StoreWrite
 
 
+DIGITS = 15
+
+
 def encoder_for(request: Request, *, legacy: bool) -> Encoder:
     """The encoder for the request's Accept header. legacy: for a client older than AG-UI 1.0."""
     if agui.negotiate(request.headers.get("accept")) == agui.PROTOBUF:
         return agui_protobuf.ProtobufEncoder(legacy=legacy)
     return agui.SseEncoder(legacy=legacy)
+
+
+def position(request: Request) -> int:
+    """The number of the last event that the client has, from `?after=` or the header that SSE clients reconnect
+    with."""
+    value = request.query_params.get("after") or request.headers.get("last-event-id") or "0"
+    if not (value.isascii() and value.isdigit()) or len(value) > DIGITS:
+        raise RequestError("invalid_request", "The position must be the number of an event.", "after")
+    return int(value)
 
 
 def wants_no_reader(request: Request) -> bool:
@@ -77,6 +93,12 @@ def routes(server: Server) -> list[BaseRoute]:
         agent = request.path_params.get("agent", "default")
         if (answer := app_answer(server, agent, inbound)) is not None:
             return stream_answer_of_app(answer, encoder, settings.http.keep_alive)
+        if "last-event-id" in request.headers:
+            begun = await server.runs.find(inbound.input.run_id, request.state.tenant)
+            if begun.thread_id != inbound.input.thread_id:
+                raise RequestError("conflict", "The run with this id belongs to another thread.", "runId")
+            begun.check_position(after := position(request))
+            return stream_run(begun, encoder, interval=settings.http.keep_alive, after=after)
         detached = wants_no_reader(request)
         webhook = webhook_for(server, webhook_of(request), detached, inbound.input, request.state.tenant)
         started = await server.runs.start(

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 
 from adapters.body import read_json
 from adapters.errors import RequestError
-from agent_server.http.routes.agui_routes import encoder_for
+from agent_server.http.routes.agui_routes import encoder_for, position
 from agent_server.http.routes.health_routes import json_response
 from agent_server.http.routes.http import Encoder, guarded, read_body, stream_run
 from agent_server.http.routes.openai_routes import IdRoute
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from agent_server.http.server import Server
     from agent_server.runs.sharing.interfaces import AnyRun
 
-DIGITS = 15
 CONTROL_BODY = 64 * 1024
 
 
@@ -64,15 +63,6 @@ def routes(server: Server) -> list[BaseRoute]:
         IdRoute(base + "/resume", control(lambda run: run.resume()), methods=["POST"]),
         IdRoute(base + "/modify", guarded(modify), methods=["POST"]),
     ]
-
-
-def position(request: Request) -> int:
-    """The number of the last event that the client has, from `?after=` or the header that SSE clients reconnect
-    with."""
-    value = request.query_params.get("after") or request.headers.get("last-event-id") or "0"
-    if not (value.isascii() and value.isdigit()) or len(value) > DIGITS:
-        raise RequestError("invalid_request", "The position must be the number of an event.", "after")
-    return int(value)
 
 
 def replay_encoder(request: Request, run: AnyRun) -> Encoder:

@@ -2,14 +2,17 @@
 
 Pure: ids and messages in, ids out. `thread_messages` writes the result.
 
-Clients send all of a thread, only the part that one of two tabs has, only the last message, or the same messages under
-new ids. The rule (docs/agents.md): stored messages stay and new ones are added. Messages are removed only when a client
-asks for another answer, or sends a stored message with other content; they are kept for restoring.
+Clients send all of a thread, only the part that one of two tabs has, only the last message, the same messages under
+new ids, or one message in place of several. The rule (docs/agents.md): stored messages stay and new ones are added.
+Messages are removed only when a client asks for another answer, or sends a stored message with other content; they are
+kept for restoring.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from adapters.agui import flatten
@@ -77,6 +80,87 @@ def renamed_ids(stored: Sequence[Message], sent: Sequence[Message]) -> dict[str,
     if same_count < len(stored) and not any(each.get("role") == "assistant" for each in stored[:same_count]):
         return {}
     return {str(old["id"]): str(new["id"]) for old, new in zip(stored[:same_count], sent, strict=False)}
+
+
+def in_stored_form(stored: Sequence[Message], sent: Sequence[Message]) -> list[Message]:
+    """Return a client's messages with the stored messages of each answer in place of what the client made of them.
+
+    TanStack AI shows the messages between two of the user's as one, and sends that: reasoning under new ids, then one
+    assistant message with all text and all calls, then the results under new ids. Only an answer with the same text,
+    calls, reasoning and results is replaced; results that are not stored yet follow it.
+    """
+    answers = _answers(stored)
+    answer_of = {id: answer for answer in answers for id in _ids(answer)}
+    stored_ids = {str(message["id"]) for message in stored}
+    found: list[Message] = []
+    for is_answer, group in groupby(sent, _is_of_answer):
+        messages = list(group)
+        answer = next((answer_of[id] for id in _ids(messages) if id in answer_of), None) if is_answer else None
+        if answer is None or all(str(message["id"]) in stored_ids for message in messages):
+            found += messages
+            continue
+        new_results = _new_results(answer, messages)
+        found += messages if new_results is None else [*answer, *new_results]
+    return found
+
+
+def _is_of_answer(message: Message) -> bool:
+    return message.get("role") in ("assistant", "reasoning", "tool")
+
+
+def _answers(messages: Sequence[Message]) -> list[list[Message]]:
+    """Return the messages of each answer. Clients do not send activities, so these do not count."""
+    shown = [message for message in messages if message.get("role") != "activity"]
+    return [list(group) for is_answer, group in groupby(shown, _is_of_answer) if is_answer]
+
+
+def _ids(messages: Sequence[Message]) -> list[str]:
+    """Return the ids of messages and of their calls."""
+    calls = (call for message in messages for call in message.get("toolCalls") or ())
+    return [*(str(message["id"]) for message in messages), *(str(call.get("id")) for call in calls)]
+
+
+def _new_results(answer: Sequence[Message], sent: Sequence[Message]) -> list[Message] | None:
+    """Return the results in `sent` of calls that have none yet, or None if the messages are not those of `answer`."""
+
+    def of(messages: Sequence[Message], role: str) -> list[Message]:
+        return [message for message in messages if message.get("role") == role]
+
+    def text(messages: Sequence[Message]) -> str:
+        return "".join(_as_text(message.get("content")) for message in of(messages, "assistant"))
+
+    def calls(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
+        return [(call.get("id"), *_function(call)) for message in messages for call in message.get("toolCalls") or ()]
+
+    reasoning = {message.get("content") for message in of(answer, "reasoning")}
+    results = {message.get("toolCallId"): message.get("content") for message in of(answer, "tool")}
+    new_results = [message for message in of(sent, "tool") if message.get("toolCallId") not in results]
+    is_same = (
+        text(answer) == text(sent)
+        and calls(answer) == calls(sent)
+        and all(message.get("content") in reasoning for message in of(sent, "reasoning"))
+        and all(
+            _is_same_result(results[id], message.get("content"))
+            for message in of(sent, "tool")
+            if (id := message.get("toolCallId")) in results
+        )
+    )
+    return new_results if is_same else None
+
+
+def _is_same_result(one: object, other: object) -> bool:
+    """Return whether two results are equal as texts or, if both are JSON, as values."""
+    first, second = _as_text(one), _as_text(other)
+    if first == second:
+        return True
+    try:
+        return bool(json.loads(first) == json.loads(second))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _as_text(content: object) -> str:
+    return flatten(content) if isinstance(content, list) else str(content or "")
 
 
 def order_before_run(stored: Sequence[str], sent: Sequence[str]) -> list[str]:

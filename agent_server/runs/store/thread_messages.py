@@ -24,6 +24,7 @@ them into its checkpoint, and holds them several times in memory. No prompt has 
 Wire = dict[str, Any]
 Sent = Sequence[Mapping[str, Any]]
 _MESSAGES, _REMOVED = schema.messages, schema.removed_messages
+_NO_ANSWER = ("user", "activity", *edit_rules.INSTRUCTIONS)
 _INDEX = (
     select(_MESSAGES.c.id, _MESSAGES.c.position, _MESSAGES.c.digest)
     .where(of_bound(_MESSAGES))
@@ -96,6 +97,16 @@ class Thread:
         has a deleted message must not restore it."""
         unique = {str(message["id"]): message for message in sent}
         return [message for id, message in unique.items() if id in self._digests or id not in self._deleted]
+
+    def in_stored_form(self, sent: Sent) -> Sent:
+        """Return a client's messages with those that it made of stored answers replaced by these, see `edit_rules`.
+
+        A client whose messages are all unknown has renamed them, see `renamed_ids`.
+        """
+        if not _recognised(sent, self.order):
+            return sent
+        known = all(str(each["id"]) in self._digests or each.get("role") in _NO_ANSWER for each in sent[:-1])
+        return sent if known else edit_rules.in_stored_form(self.bodies(), sent)
 
     def rename(self, new_ids: Mapping[str, str], stored: Sequence[Wire]) -> None:
         """Give messages and their feedback the ids that a client uses for them."""
@@ -182,7 +193,7 @@ def take(thread: Thread, sent: Sent, removal: str, *, edits: bool) -> None:
     edits: if the last message is already stored, it is answered again, and the messages after it are set aside under
     the id `removal`.
     """
-    messages = thread.accepted(sent)
+    messages = thread.in_stored_form(thread.accepted(sent))
     ids = [str(message["id"]) for message in messages]
     if thread.order and not _recognised(messages, thread.order):
         stored = thread.bodies()
@@ -209,10 +220,11 @@ def _recognised(sent: Sent, stored: Sequence[str]) -> bool:
 
 def recall(thread: Thread, sent: Sent) -> tuple[Wire, ...]:
     """Return the thread merged with a client's messages, up to the last of these; () if the client sends the history
-    itself or there is none."""
-    messages = thread.accepted(sent)
+    itself or there is none. A history that the client sends in another form is returned in the stored one."""
+    accepted = thread.accepted(sent)
+    messages = thread.in_stored_form(accepted)
     if not thread.order or edit_rules.sends_history(messages, thread.order):
-        return ()
+        return () if messages is accepted or messages == accepted else tuple(map(dict, messages))
     stored = thread.bodies()
     if not _recognised(messages, thread.order) and edit_rules.renamed_ids(stored, messages):
         return ()

@@ -120,6 +120,105 @@ async def test_a_history_that_is_told_again_under_new_ids_is_the_same_history(st
     assert await removed(store) == []
 
 
+def thought(id: str, text: str) -> dict:
+    return {"id": id, "role": "reasoning", "content": text}
+
+
+def calling(id: str, *calls: str, text: str = "") -> dict:
+    made = [{"id": call, "type": "function", "function": {"name": "f", "arguments": "{}"}} for call in calls]
+    return {"id": id, "role": "assistant", "toolCalls": made, **({"content": text} if text else {})}
+
+
+def result(id: str, call: str, text: str) -> dict:
+    return {"id": id, "role": "tool", "toolCallId": call, "content": text}
+
+
+ANSWER = [
+    thought("r1", "I look."), calling("a1", "c1", text="One moment. "), result("t1", "c1", '{"a":1}'),
+    thought("r2", "I have it."), assistant("m2", "It is 1."),
+]  # fmt: skip
+AS_ONE = [
+    thought("m2-reasoning-x", "I look."), thought("m2-reasoning-y", "I have it."),
+    calling("m2", "c1", text="One moment. It is 1."), result("tool-c1", "c1", '{"a": 1}'),
+]  # fmt: skip
+"""The same as TanStack AI sends it."""
+
+
+async def test_an_answer_that_a_client_sends_as_one_message_is_the_stored_answer(store: Store):
+    await run(store, [U1, *ANSWER])
+    assert await run(store, [U1, *AS_ONE, U2], A2) == (U1, *ANSWER, U2)
+    assert await store.messages("", "t") == [U1, *ANSWER, U2, A2]
+    assert await run(store, [U1, *AS_ONE, U2], assistant("a9", "again")) == (U1, *ANSWER, U2)
+    assert await store.messages("", "t") == [U1, *ANSWER, U2, assistant("a9", "again")]
+
+
+async def test_results_of_such_a_client_follow_the_stored_calls(store: Store):
+    asked = [thought("r1", "I ask both."), calling("a1", "c1", "c2"), result("t1", "c1", "1")]
+    await run(store, [U1, *asked])
+    sent = [thought("a1-reasoning", "I ask both."), calling("a1", "c1", "c2")]
+    sent += [result("tool-c1", "c1", "1"), result("tool-c2", "c2", "2")]
+    assert await run(store, [U1, *sent], A2) == (U1, *asked, sent[-1])
+    assert await store.messages("", "t") == [U1, *asked, sent[-1], A2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sent: [*sent[:2], calling("m2", "c1", text="It is 2."), sent[3]],
+        lambda sent: [*sent[:3], result("tool-c1", "c1", "2")],
+        lambda sent: [thought("x", "Another thought."), *sent[1:]],
+    ],
+)
+async def test_an_answer_that_a_client_changed_is_taken_as_it_is(store: Store, change):
+    await run(store, [U1, *ANSWER])
+    changed = change(AS_ONE)
+    assert await run(store, [U1, *changed, U2]) == ()
+    assert [each for each in await store.messages("", "t") if each in changed] == changed
+
+
+def as_one(answer: list[dict]) -> list[dict]:
+    """What TanStack AI makes of the messages of an answer (`uiMessagesToWire`)."""
+    made = [each for each in answer if each["role"] == "assistant"]
+    text, calls = (
+        "".join(each.get("content") or "" for each in made),
+        [c for each in made for c in each.get("toolCalls", ())],
+    )
+    one = {"id": made[-1]["id"], "role": "assistant", **({"content": text} if text else {})}
+    return [
+        *(
+            thought(f"{one['id']}-reasoning-{at}", each["content"])
+            for at, each in enumerate(answer)
+            if each["role"] == "reasoning"
+        ),
+        one | ({"toolCalls": calls} if calls else {}),
+        *({**each, "id": f"tool-{each['toolCallId']}"} for each in answer if each["role"] == "tool"),
+    ]
+
+
+STEPS = st.lists(st.tuples(st.booleans(), st.sampled_from(["", "a", "b "]), st.integers(0, 2)), min_size=1, max_size=4)
+
+
+@given(st.lists(STEPS, min_size=1, max_size=3), st.booleans())
+def test_any_history_is_found_in_what_such_a_client_sends(turns, asks: bool):
+    stored: list[dict] = []
+    sent: list[dict] = []
+    for turn, steps in enumerate(turns):
+        answer: list[dict] = []
+        for at, (thinks, text, count) in enumerate(steps):
+            name = f"{turn}.{at}"
+            answer += [thought(f"r{name}", f"thought {at}")] if thinks else []
+            calls = [f"c{name}.{number}" for number in range(count)]
+            answer.append(calling(f"a{name}", *calls, text=text) if calls else assistant(f"a{name}", text))
+            answer += [result(f"t{name}.{call}", call, "done") for call in calls]
+        question = user(f"u{turn}", "same question")
+        stored += [question, *answer]
+        sent += [question, *as_one(answer)]
+    following = [user("new", "next")] if asks else []
+    for shown in (sent, stored):
+        found = edit_rules.in_stored_form(stored, [*shown, *following])
+        assert [each["id"] for each in found] == [each["id"] for each in [*stored, *following]]
+
+
 async def test_a_message_with_the_words_of_the_first_one_is_a_new_message(store: Store):
     await run(store, [user("u1", "yes")], A1)
     assert len(await run(store, [user("u2", "yes")], A2)) == 3
