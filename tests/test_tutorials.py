@@ -122,6 +122,7 @@ PAGES = {
         {"@ag-ui/client": "@assistant-ui/react-ag-ui/node_modules/@ag-ui/client"},
         {"click": "Send"},
     ),
+    "tanstack-ai.md": (CLIENTS, {}, {"click": "Send"}),
     "copilotkit.md": (FRONT, {}, {"press": "Enter"}),
     "copilotkit-direct.md": (FRONT, {}, {"press": "Enter"}),
 }

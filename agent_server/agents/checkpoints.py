@@ -316,6 +316,10 @@ async def open_run(context: RunContext, agent: str) -> RunStart:
     client_messages: Sequence[Message] = context.input.messages
     if thread.snapshot.messages:
         client_messages = await collect_yielding(each_model(thread.snapshot.messages))
+    # A call that waits for an answer has no result yet, whatever a client shows: TanStack AI sends "User approved this
+    # action" as its result, together with the answer.
+    if waiting := {record.call["id"] for record in thread.interrupts if record.status == "open"}:
+        client_messages = [each for each in client_messages if getattr(each, "tool_call_id", None) not in waiting]
     now = datetime.now(UTC)
     # A client that got no response repeats its resume. Check for that before the rules: its interrupts are closed now.
     if interrupts.is_replay(resume, thread.interrupts):

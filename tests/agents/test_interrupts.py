@@ -212,6 +212,24 @@ async def test_an_approved_call_answers_the_original_one_and_is_not_told_again()
     assert [message["role"] for message in it.messages] == ["user", "assistant", "tool", "assistant"]
 
 
+@pytest.mark.parametrize("approved", [True, False])
+async def test_a_result_that_a_client_makes_up_for_a_waiting_call_does_not_count(approved: bool):
+    """TanStack AI sends one with each answer to an approval."""
+    made_up = {"id": "tool-x", "role": "tool", "content": '{"approved": true, "pendingExecution": true}'}
+    async with house(PROPOSED, "Done.") as it:
+        (asked,) = (await interrupted(it)).outcome.interrupts
+        it.messages.append({**made_up, "toolCallId": asked.tool_call_id})
+        events = await it.resume({"interruptId": asked.id, "status": "resolved", "payload": {"approved": approved}})
+        (result,) = of(events, ToolCallResult)
+        assert (result.content == "sent to ann@example.org") is approved
+        assert [each.get("content") for each in it.model.told[1]["messages"] if each["role"] == "tool"] == [
+            result.content
+        ]
+        stored = await it.store.messages("", "t")
+        assert [each["content"] for each in stored if each["role"] == "tool"] == [result.content]
+    assert len(sent) == approved
+
+
 async def test_edited_arguments_replace_the_model_s_and_the_model_is_told_them():
     async with house(PROPOSED, "Sent.") as it:
         (asked,) = (await interrupted(it)).outcome.interrupts

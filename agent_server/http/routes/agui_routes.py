@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from adapters import agui, agui_protobuf
+from adapters import agui, agui_protobuf, tanstack
 from adapters.body import notes_of_request
 from adapters.errors import RequestError
 from agent_server.http.routes.answering import app_answer, stream_answer_of_app
@@ -35,6 +35,8 @@ DIGITS = 15
 
 def encoder_for(request: Request, *, legacy: bool) -> Encoder:
     """The encoder for the request's Accept header. legacy: for a client older than AG-UI 1.0."""
+    if tanstack.HEADER in request.headers:
+        return tanstack.TanStackEncoder(legacy=legacy)
     if agui.negotiate(request.headers.get("accept")) == agui.PROTOBUF:
         return agui_protobuf.ProtobufEncoder(legacy=legacy)
     return agui.SseEncoder(legacy=legacy)
@@ -98,6 +100,8 @@ def routes(server: Server) -> list[BaseRoute]:
             if begun.thread_id != inbound.input.thread_id:
                 raise RequestError("conflict", "The run with this id belongs to another thread.", "runId")
             begun.check_position(after := position(request))
+            if isinstance(encoder, tanstack.TanStackEncoder) and begun.log.oldest == 1:
+                encoder.skip, after = after, 0  # it needs all calls
             return stream_run(begun, encoder, interval=settings.http.keep_alive, after=after)
         detached = wants_no_reader(request)
         webhook = webhook_for(server, webhook_of(request), detached, inbound.input, request.state.tenant)
