@@ -122,7 +122,7 @@ test-vllm: setup vllm-env demo system ## the contract, the faults and the real c
 
 PEERS_ENV ?= .peers
 
-test-peers: setup ## litellm and openai-agents, in an environment of their own, over the server (PEERS_ENV= chooses it)
+test-peers: setup ## litellm, openai-agents and Agent Framework, in an environment of their own, over the server (PEERS_ENV= chooses it)
 	scripts/peers $(PEERS_ENV)
 	PEERS_ENV=$(abspath $(PEERS_ENV)) $(PY) -m pytest -m peers tests/peers
 

@@ -7,11 +7,11 @@ a client rejects runs with fields that 1.0 added, so the encoder omits them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from ag_ui.core import Message, RunAgentInput
+from ag_ui.core import AssistantMessage, Message, ReasoningMessage, ResumeEntry, RunAgentInput, ToolMessage
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from adapters import sse
@@ -119,11 +119,9 @@ class _AguiMessageHead(msgspec.Struct):
     role: str
 
 
-class _AguiHead(msgspec.Struct, rename="camel"):
-    """The fields that every body must have; see `read_json`."""
+class _AguiHead(msgspec.Struct):
+    """The form that every body must have; see `read_json`. The ids may have either of two names."""
 
-    thread_id: str
-    run_id: str
     messages: list[_AguiMessageHead]
 
 
@@ -140,7 +138,12 @@ def parse(
 
 def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = KINDS) -> Inbound:
     """As `parse`, from decoded JSON, for wires that wrap a RunAgentInput. `wire` may be modified."""
-    wire = with_action(wire)
+    if isinstance(wire, dict):
+        wire = _with_wire_names(wire, _INPUT_NAMES)
+        for key, names in (("messages", _MESSAGE_NAMES), ("resume", _RESUME_NAMES)):
+            if isinstance(items := wire.get(key), list):
+                wire[key] = [_with_wire_names(each, names) if isinstance(each, dict) else each for each in items]
+        wire = with_action(wire)
     # Check the lengths of lists and names before pydantic builds anything.
     if not isinstance(wire, dict) or not isinstance(wire.get("messages"), list):
         raise RequestError("invalid_request", "messages must be an array.", param="messages")
@@ -187,6 +190,30 @@ def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS, media: C
             raise wrong("forwardedProps.n", "must be 1: an AG-UI run has one answer")
     extra = Extra(legacy=run_input.protocol_version is None, forwarded=rest, warnings=tuple(warnings))
     return Inbound(input=run_input, options=options, extra=extra)
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+
+def _names_of(*models: type[BaseModel]) -> dict[str, str]:
+    """Map the Python names of fields to those on the wire. Agent Framework's client sends the former."""
+    fields = ((name, field.alias) for model in models for name, field in model.model_fields.items())
+    return {name: alias for name, alias in fields if alias is not None and alias != name}
+
+
+_INPUT_NAMES = _names_of(RunAgentInput)
+_MESSAGE_NAMES = _names_of(AssistantMessage, ToolMessage, ReasoningMessage)
+_RESUME_NAMES = _names_of(ResumeEntry)
+
+
+def _with_wire_names(value: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    if names.keys().isdisjoint(value):
+        return value
+    return {
+        wire_name: each
+        for key, each in value.items()
+        if (wire_name := names.get(key, key)) == key or wire_name not in value
+    }
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------

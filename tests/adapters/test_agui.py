@@ -75,6 +75,26 @@ def test_a_body_without_a_version_is_an_older_clients():
     assert read(BODY).extra.legacy
 
 
+def test_pythons_names_of_fields_are_those_of_the_wire():
+    """Agent Framework's client sends them, as the SDK's models accept them."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    body = {
+        "thread_id": "t", "run_id": "r", "parent_run_id": "p", "forwarded_props": {"temperature": 0},
+        "messages": [
+            {"id": "1", "role": "user", "content": "Hi"}, {"id": "2", "role": "assistant", "tool_calls": [call]},
+            {"id": "3", "role": "tool", "tool_call_id": "c", "content": "x"},
+        ],
+        "resume": [{"interrupt_id": "i", "status": "cancelled"}],
+    }  # fmt: skip
+    inbound = read(body)
+    assert (inbound.input.thread_id, inbound.input.run_id, inbound.input.parent_run_id) == ("t", "r", "p")
+    assert inbound.input.messages[1].tool_calls[0].id == inbound.input.messages[2].tool_call_id == "c"
+    assert inbound.options.sampling.temperature == 0 and inbound.input.resume[0].interrupt_id == "i"
+    with pytest.raises(RequestError) as error:
+        read({**body, "thread_id": ""})
+    assert error.value.param == "threadId"
+
+
 def test_every_option_is_read_under_openais_name():
     inbound = read(
         with_props(

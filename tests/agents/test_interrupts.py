@@ -230,6 +230,18 @@ async def test_a_result_that_a_client_makes_up_for_a_waiting_call_does_not_count
     assert len(sent) == approved
 
 
+async def test_an_answer_may_come_with_the_history_under_new_ids():
+    """Agent Framework's client gives each message a new id in each request, and leaves out reasoning."""
+    async with house("<think>\nI write.\n</think>\n\n" + PROPOSED, "Sent.") as it:
+        (asked,) = (await interrupted(it)).outcome.interrupts
+        it.messages = [{**each, "id": f"x-{each['id']}"} for each in it.messages if each["role"] != "reasoning"]
+        assert [each["role"] for each in it.messages] == ["user", "assistant"]
+        await it.resume(yes(asked))
+        stored = await it.store.messages("", "t")
+    assert [each["role"] for each in stored] == ["user", "reasoning", "assistant", "tool", "assistant"]
+    assert len(sent) == 1
+
+
 async def test_edited_arguments_replace_the_model_s_and_the_model_is_told_them():
     async with house(PROPOSED, "Sent.") as it:
         (asked,) = (await interrupted(it)).outcome.interrupts

@@ -105,7 +105,36 @@ def agents_loop(wire: str) -> Loop:
     return loop
 
 
+async def agui_loop(url: str, streamed: bool) -> dict[str, Any]:
+    """Agent Framework's AG-UI client, whose tools the server's agent calls."""
+    from agent_framework import Agent, tool
+    from agent_framework_ag_ui import AGUIChatClient
+
+    called: list[Any] = []
+
+    @tool(name="get_weather")
+    def weather(city: str) -> str:
+        """The weather in a city."""
+        called.append(["get_weather", {"city": city}])
+        return get_weather(city)
+
+    @tool(name="to_fahrenheit")
+    def fahrenheit(celsius: float) -> float:
+        """Convert a temperature."""
+        called.append(["to_fahrenheit", {"celsius": celsius}])
+        return to_fahrenheit(celsius)
+
+    async with AGUIChatClient(endpoint=url.removesuffix("/v1") + "/agui") as client:
+        agent = Agent(client=client, name="a", tools=[weather, fahrenheit])
+        if streamed:
+            text = "".join([update.text async for update in agent.run(QUESTION, stream=True)])
+        else:
+            text = (await agent.run(QUESTION)).text
+    return {"called": called, "answer": text, "tokens": 1}  # the client reports no usage
+
+
 LOOPS: dict[str, Loop] = {
+    "agent-framework": agui_loop,
     "litellm": litellm_loop,
     "openai-agents chat": agents_loop("chat"),
     "openai-agents responses": agents_loop("responses"),

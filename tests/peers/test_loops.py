@@ -1,4 +1,4 @@
-"""litellm and openai-agents run their loops, tools and several turns, against a running server: `make test-peers`.
+"""litellm, openai-agents and Agent Framework run their loops, tools and several turns, against a running server: `make test-peers`.
 
 They pin versions of packages that ours cannot follow, so they live in an environment of their own, PEERS_ENV.
 """
@@ -37,7 +37,7 @@ async def loops(framework: str, url: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("framework", ["litellm", "openai-agents chat", "openai-agents responses"])
+@pytest.mark.parametrize("framework", ["agent-framework", "litellm", "openai-agents chat", "openai-agents responses"])
 async def test_a_loop_of_several_turns(framework: str) -> None:
     async with serving(scripted(turn_of)) as running:
         found = await loops(framework, running.url + "/v1")

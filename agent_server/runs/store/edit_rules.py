@@ -24,31 +24,47 @@ ASKING = frozenset({"user", "tool"})
 
 
 def is_unchanged(one: Message, other: Message) -> bool:
-    """Return whether two messages with the same id have the same meaning. If not, one is an edit of the other.
+    """Return whether two messages with the same id have the same meaning. If not, one is an edit of the other."""
+    ids, other_ids = ([call.get("id") for call in each.get("toolCalls") or ()] for each in (one, other))
+    return ids == other_ids and one.get("toolCallId") == other.get("toolCallId") and _is_same_but_for_ids(one, other)
 
-    Clients drop or add metadata, names and empty content, and older clients get content parts as text; none of that is
-    an edit.
+
+def _is_same_but_for_ids(one: Message, other: Message) -> bool:
+    """Return whether two messages have the same role, content and calls.
+
+    Clients drop or add metadata, names and empty content, older clients get content parts as text, and some write the
+    JSON of arguments and results in another way; none of that is a difference.
     """
     first, second = one.get("content") or "", other.get("content") or ""
     if isinstance(first, list) != isinstance(second, list):
-        first, second = (flatten(each) if isinstance(each, list) else each for each in (first, second))
-    if one.get("role") != other.get("role") or first != second:
+        first, second = _as_text(first), _as_text(second)
+    if one.get("role") != other.get("role"):
         return False
-    calls, other_calls = (
-        [(call.get("id"), *_function(call)) for call in message.get("toolCalls") or ()] for message in (one, other)
+    if first != second and not (one.get("role") == "tool" and _is_same_json(first, second)):
+        return False
+    calls, other_calls = ([_function(call) for call in each.get("toolCalls") or ()] for each in (one, other))
+    return len(calls) == len(other_calls) and all(
+        name == other_name and (arguments == others or _is_same_json(arguments, others))
+        for (name, arguments), (other_name, others) in zip(calls, other_calls, strict=True)
     )
-    return calls == other_calls and one.get("toolCallId") == other.get("toolCallId")
+
+
+def _is_same_json(one: object, other: object) -> bool:
+    """Return whether two texts are the same JSON value."""
+    try:
+        first, second = (json.dumps(json.loads(_as_text(each)), sort_keys=True) for each in (one, other))
+    except (ValueError, RecursionError):
+        return False
+    return first == second
+
+
+def _as_text(content: object) -> str:
+    return flatten(content) if isinstance(content, list) else str(content or "")
 
 
 def _function(call: Message) -> tuple[Any, Any]:
     function = call.get("function") or {}
     return function.get("name"), function.get("arguments")
-
-
-def _without_ids(message: Message) -> tuple[Any, ...]:
-    """Return a message's role, content and calls without any ids."""
-    calls = [_function(call) for call in message.get("toolCalls") or ()]
-    return message.get("role"), message.get("content") or "", calls
 
 
 def cut_off(stored: Sequence[str], sent: Sequence[Message]) -> list[str] | None:
@@ -70,16 +86,18 @@ def renamed_ids(stored: Sequence[Message], sent: Sequence[Message]) -> dict[str,
     """Map stored ids to the ids under which a client sends the same beginning; {} if the beginnings differ.
 
     The client must send all stored messages, or one of the model's among them: a user may well write "yes" twice.
+    Clients do not send activities, and some (Agent Framework) no reasoning.
     """
-    stored = [each for each in stored if each.get("role") != "activity"]  # clients do not send activities
-    same_count = 0
-    while same_count < min(len(stored), len(sent)) and _without_ids(stored[same_count]) == _without_ids(
-        sent[same_count]
-    ):
-        same_count += 1
-    if same_count < len(stored) and not any(each.get("role") == "assistant" for each in stored[:same_count]):
-        return {}
-    return {str(old["id"]): str(new["id"]) for old, new in zip(stored[:same_count], sent, strict=False)}
+    same: list[tuple[Message, Message]] = []
+    rest = list(sent)
+    for message in stored:
+        if rest and _is_same_but_for_ids(message, rest[0]):
+            same.append((message, rest.pop(0)))
+        elif message.get("role") not in ("activity", "reasoning"):
+            if not any(old.get("role") == "assistant" for old, _ in same):
+                return {}
+            break
+    return {str(old["id"]): str(new["id"]) for old, new in same}
 
 
 def in_stored_form(stored: Sequence[Message], sent: Sequence[Message]) -> list[Message]:
@@ -140,27 +158,13 @@ def _new_results(answer: Sequence[Message], sent: Sequence[Message]) -> list[Mes
         and calls(answer) == calls(sent)
         and all(message.get("content") in reasoning for message in of(sent, "reasoning"))
         and all(
-            _is_same_result(results[id], message.get("content"))
+            _as_text(results[id]) == _as_text(message.get("content"))
+            or _is_same_json(results[id], message.get("content"))
             for message in of(sent, "tool")
             if (id := message.get("toolCallId")) in results
         )
     )
     return new_results if is_same else None
-
-
-def _is_same_result(one: object, other: object) -> bool:
-    """Return whether two results are equal as texts or, if both are JSON, as values."""
-    first, second = _as_text(one), _as_text(other)
-    if first == second:
-        return True
-    try:
-        return bool(json.loads(first) == json.loads(second))
-    except (ValueError, RecursionError):
-        return False
-
-
-def _as_text(content: object) -> str:
-    return flatten(content) if isinstance(content, list) else str(content or "")
 
 
 def order_before_run(stored: Sequence[str], sent: Sequence[str]) -> list[str]:

@@ -63,7 +63,8 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
         """Store the run and create its thread if needed. Return the thread as it was before. Raises RequestError if the
         thread has become too large.
 
-        In a thread with an open interrupt the messages are not stored yet, since the input may be refused.
+        In a thread with an open interrupt the messages are not stored yet, since the input may be refused; only their
+        ids are taken over.
         """
         run, thread = self.run, (self.run["tenant"], self.run["thread_id"])
         thread_messages.check_size(connection, *thread)
@@ -84,6 +85,7 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
             forget_events(connection, *thread, run["id"])
             keep_run(connection, *thread, run["id"], self.body)
         messages = thread_messages.Thread.read(connection, *thread)
+        thread_messages.follow_renaming(messages, self.messages)
         recalled = thread_messages.recall(messages, self.messages) if self.recall else ()
         if self.messages and not any(each.status == "open" for each in interrupts):
             thread_messages.take(messages, self.messages, self.removal, edits=self.edits)

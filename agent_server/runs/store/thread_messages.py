@@ -195,10 +195,6 @@ def take(thread: Thread, sent: Sent, removal: str, *, edits: bool) -> None:
     """
     messages = thread.in_stored_form(thread.accepted(sent))
     ids = [str(message["id"]) for message in messages]
-    if thread.order and not _recognised(messages, thread.order):
-        stored = thread.bodies()
-        if new_ids := edit_rules.renamed_ids(stored, messages):
-            thread.rename(new_ids, stored)
     changed = thread.edited(messages)
     cut_off = edit_rules.cut_off(thread.order, messages) if edits else None
     if cut_off is not None:  # with the former version of the message that is answered again, if it was changed
@@ -218,6 +214,15 @@ def _recognised(sent: Sent, stored: Sequence[str]) -> bool:
     return any(str(each["id"]) in stored_ids and each.get("role") not in edit_rules.INSTRUCTIONS for each in sent)
 
 
+def follow_renaming(thread: Thread, sent: Sent) -> None:
+    """Give the thread's messages the ids under which a client sends them, if it knows none of theirs."""
+    messages = thread.accepted(sent)
+    if thread.order and messages and not _recognised(messages, thread.order):
+        stored = thread.bodies()
+        if new_ids := edit_rules.renamed_ids(stored, messages):
+            thread.rename(new_ids, stored)
+
+
 def recall(thread: Thread, sent: Sent) -> tuple[Wire, ...]:
     """Return the thread merged with a client's messages, up to the last of these; () if the client sends the history
     itself or there is none. A history that the client sends in another form is returned in the stored one."""
@@ -226,8 +231,6 @@ def recall(thread: Thread, sent: Sent) -> tuple[Wire, ...]:
     if not thread.order or edit_rules.sends_history(messages, thread.order):
         return () if messages is accepted or messages == accepted else tuple(map(dict, messages))
     stored = thread.bodies()
-    if not _recognised(messages, thread.order) and edit_rules.renamed_ids(stored, messages):
-        return ()
     bodies = {str(message["id"]): dict(message) for message in [*stored, *messages]}
     order = edit_rules.order_before_run([str(each["id"]) for each in stored], [str(each["id"]) for each in messages])
     end = order.index(str(messages[-1]["id"])) + 1 if messages else len(order)

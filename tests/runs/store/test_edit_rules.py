@@ -176,6 +176,23 @@ async def test_an_answer_that_a_client_changed_is_taken_as_it_is(store: Store, c
     assert [each for each in await store.messages("", "t") if each in changed] == changed
 
 
+async def test_a_history_under_new_ids_may_lack_reasoning_and_write_json_differently(store: Store):
+    """As Agent Framework's client sends it."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    made = {"id": "a1", "role": "assistant", "toolCalls": [call]}
+    await run(store, [U1, thought("r1", "I look."), made, result("t1", "c1", '{"b":[1,2]}'), A2])
+    retold = {
+        "id": "x2",
+        "role": "assistant",
+        "content": "",
+        "toolCalls": [{**call, "function": {"name": "f", "arguments": '{"a": 1}'}}],
+    }
+    sent = [user("x1", "a"), retold, result("x3", "c1", '{"b": [1, 2]}'), assistant("x4", "d"), user("x5", "e")]
+    assert await run(store, sent) == ()
+    assert [each["id"] for each in await store.messages("", "t")] == ["x1", "r1", "x2", "x3", "x4", "x5"]
+    assert await removed(store) == []
+
+
 def as_one(answer: list[dict]) -> list[dict]:
     """What TanStack AI makes of the messages of an answer (`uiMessagesToWire`)."""
     made = [each for each in answer if each["role"] == "assistant"]
