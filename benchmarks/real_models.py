@@ -16,7 +16,7 @@ calls whose arguments do not fit the schema; "limit" counts answers that ended a
 even case numbers and reported on the odd ones. `tools` runs tool-eval-bench's short set. `agreement` asks questions of
 BFCL without their tools, greedily, and computes the answers again with transformers in float32, which unpacks the file
 by itself: after how many tokens it prefers another one, and by how much, and how likely it finds the whole answer. Raw
-answers are written to --answers.
+answers are written to --answers; those of docs/measurements.md are in benchmarks/answers.
 """
 
 from __future__ import annotations
