@@ -51,7 +51,7 @@ class TanStackEncoder(SseEncoder):
             case RunFinished(outcome=SuccessOutcome(pending_tool_call_ids=list(ids))):
                 before = b"".join(map(self._input_available, ids))
             case RunFinished(outcome=InterruptOutcome(interrupts=interrupts)):
-                outcome = InterruptOutcome(interrupts=[marked(each, event.run_id) for each in interrupts])
+                outcome = InterruptOutcome(interrupts=[with_marks(each, event.run_id) for each in interrupts])
                 event = msgspec.structs.replace(event, outcome=outcome)
         if sequence is not None and sequence <= self.skip:
             return b""
@@ -67,7 +67,7 @@ class TanStackEncoder(SseEncoder):
         return sse.frame(encode(Custom(name="tool-input-available", value=value)))
 
 
-def marked(interrupt: Interrupt, run_id: str) -> Interrupt:
+def with_marks(interrupt: Interrupt, run_id: str) -> Interrupt:
     """Return an interrupt with the marks of an approval, if it asks for one, or with a binding."""
     metadata = interrupt.metadata or {}
     if interrupt.reason == "tool_call" and "arguments" in metadata:
@@ -80,6 +80,12 @@ def marked(interrupt: Interrupt, run_id: str) -> Interrupt:
 
 
 def schema_hash(schema: dict[str, object]) -> str:
-    """Return the client's hash of a schema: SHA-256 of its JSON with sorted keys."""
-    text = json.dumps(schema, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    """Return the client's hash of a schema: SHA-256 of its JSON with sorted keys, in which 1.0 is written 1."""
+    plain = json.loads(json.dumps(schema), parse_float=_as_javascript_number)
+    text = json.dumps(plain, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _as_javascript_number(text: str) -> float:
+    number = float(text)
+    return int(number) if number.is_integer() else number

@@ -37,8 +37,8 @@ def send_mail(to: str) -> str:
 @tool
 def meet(topic: str, context: ToolContext) -> str:
     """Find a time."""
-    slots = {"type": "object", "properties": {"slot": {"enum": ["Montag 9 ☃", "Friday"]}}, "required": ["slot"]}
-    answer = context.ask(f"When about {topic}?", slots)
+    slots = {"slot": {"enum": ["Montag 9 ☃", "Friday"]}, "guests": {"type": "number", "minimum": 1.0, "maximum": 2.5}}
+    answer = context.ask(f"When about {topic}?", {"type": "object", "properties": slots, "required": ["slot"]})
     return f"On {answer['slot']}" if answer else "never"
 
 

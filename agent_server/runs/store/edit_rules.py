@@ -89,10 +89,9 @@ def renamed_ids(stored: Sequence[Message], sent: Sequence[Message]) -> dict[str,
     Clients do not send activities, and some (Agent Framework) no reasoning.
     """
     same: list[tuple[Message, Message]] = []
-    rest = list(sent)
     for message in stored:
-        if rest and _is_same_but_for_ids(message, rest[0]):
-            same.append((message, rest.pop(0)))
+        if len(same) < len(sent) and _is_same_but_for_ids(message, sent[len(same)]):
+            same.append((message, sent[len(same)]))
         elif message.get("role") not in ("activity", "reasoning"):
             if not any(old.get("role") == "assistant" for old, _ in same):
                 return {}

@@ -229,7 +229,7 @@ def recall(thread: Thread, sent: Sent) -> tuple[Wire, ...]:
     accepted = thread.accepted(sent)
     messages = thread.in_stored_form(accepted)
     if not thread.order or edit_rules.sends_history(messages, thread.order):
-        return () if messages is accepted or messages == accepted else tuple(map(dict, messages))
+        return () if messages == accepted else tuple(map(dict, messages))
     stored = thread.bodies()
     bodies = {str(message["id"]): dict(message) for message in [*stored, *messages]}
     order = edit_rules.order_before_run([str(each["id"]) for each in stored], [str(each["id"]) for each in messages])
