@@ -104,7 +104,8 @@ def in_stored_form(stored: Sequence[Message], sent: Sequence[Message]) -> list[M
 
     TanStack AI shows the messages between two of the user's as one, and sends that: reasoning under new ids, then one
     assistant message with all text and all calls, then the results under new ids. Only an answer with the same text,
-    calls, reasoning and results is replaced; results that are not stored yet follow it.
+    calls, reasoning and results is replaced, or its beginning if the user stopped it; results that are not stored yet
+    follow it.
     """
     answers = _answers(stored)
     answer_of = {id: answer for answer in answers for id in _ids(answer)}
@@ -115,9 +116,8 @@ def in_stored_form(stored: Sequence[Message], sent: Sequence[Message]) -> list[M
         answer = next((answer_of[id] for id in _ids(messages) if id in answer_of), None) if is_answer else None
         if answer is None or all(str(message["id"]) in stored_ids for message in messages):
             found += messages
-            continue
-        new_results = _new_results(answer, messages)
-        found += messages if new_results is None else [*answer, *new_results]
+        else:
+            found += _as_stored(answer, messages) or messages
     return found
 
 
@@ -137,8 +137,9 @@ def _ids(messages: Sequence[Message]) -> list[str]:
     return [*(str(message["id"]) for message in messages), *(str(call.get("id")) for call in calls)]
 
 
-def _new_results(answer: Sequence[Message], sent: Sequence[Message]) -> list[Message] | None:
-    """Return the results in `sent` of calls that have none yet, or None if the messages are not those of `answer`."""
+def _as_stored(answer: Sequence[Message], sent: Sequence[Message]) -> list[Message] | None:
+    """Return the answer as far as it was shown, then the results in `sent` of calls that have none yet; None if the
+    messages are not those of the answer."""
 
     def of(messages: Sequence[Message], role: str) -> list[Message]:
         return [message for message in messages if message.get("role") == role]
@@ -149,13 +150,17 @@ def _new_results(answer: Sequence[Message], sent: Sequence[Message]) -> list[Mes
     def calls(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
         return [(call.get("id"), *_function(call)) for message in messages for call in message.get("toolCalls") or ()]
 
-    reasoning = {message.get("content") for message in of(answer, "reasoning")}
+    whole, shown, last = text(answer), text(sent), answer[-1]
+    missing = len(whole) - len(shown)
+    if missing > 0 and last.get("role") == "assistant" and not last.get("toolCalls"):
+        kept = len(content := _as_text(last.get("content"))) - missing
+        answer = [*answer[:-1], {**last, "content": content[: max(kept, 0)]}]
+    reasoning = [_as_text(message.get("content")) for message in of(answer, "reasoning")]
     results = {message.get("toolCallId"): message.get("content") for message in of(answer, "tool")}
-    new_results = [message for message in of(sent, "tool") if message.get("toolCallId") not in results]
     is_same = (
-        text(answer) == text(sent)
+        text(answer) == shown
         and calls(answer) == calls(sent)
-        and all(message.get("content") in reasoning for message in of(sent, "reasoning"))
+        and all(any(r.startswith(_as_text(each.get("content"))) for r in reasoning) for each in of(sent, "reasoning"))
         and all(
             _as_text(results[id]) == _as_text(message.get("content"))
             or _is_same_json(results[id], message.get("content"))
@@ -163,7 +168,8 @@ def _new_results(answer: Sequence[Message], sent: Sequence[Message]) -> list[Mes
             if (id := message.get("toolCallId")) in results
         )
     )
-    return new_results if is_same else None
+    new_results = [message for message in of(sent, "tool") if message.get("toolCallId") not in results]
+    return [*answer, *new_results] if is_same else None
 
 
 def order_before_run(stored: Sequence[str], sent: Sequence[str]) -> list[str]:

@@ -152,6 +152,15 @@ async def test_an_answer_that_a_client_sends_as_one_message_is_the_stored_answer
     assert await store.messages("", "t") == [U1, *ANSWER, U2, assistant("a9", "again")]
 
 
+async def test_an_answer_that_was_stopped_is_kept_as_far_as_it_was_shown(store: Store):
+    await run(store, [U1, *ANSWER])
+    stopped = [AS_ONE[0], thought("m2-reasoning-y", "I have"), calling("m2", "c1", text="One moment. It "), AS_ONE[3]]
+    as_shown = [*ANSWER[:-1], assistant("m2", "It ")]
+    assert await run(store, [U1, *stopped, U2], A2) == (U1, *as_shown, U2)
+    assert await store.messages("", "t") == [U1, *as_shown, U2, A2]
+    assert await removed(store) == [("changed", [ANSWER[-1]])]
+
+
 async def test_results_of_such_a_client_follow_the_stored_calls(store: Store):
     asked = [thought("r1", "I ask both."), calling("a1", "c1", "c2"), result("t1", "c1", "1")]
     await run(store, [U1, *asked])
