@@ -53,6 +53,15 @@ def claude(target: Target) -> str:
 
 def opencode(target: Target) -> str:
     """For `opencode.json` in a project, or `~/.config/opencode/opencode.json`."""
+    return _opencode_json(target, "https://opencode.ai/config.json")
+
+
+def kilo(target: Target) -> str:
+    """For `kilo.json` in a project, or `~/.config/kilo/kilo.json`."""
+    return _opencode_json(target, "https://app.kilo.ai/config.json")
+
+
+def _opencode_json(target: Target, schema: str) -> str:
     model: dict[str, Any] = {"name": target.model}
     if target.context:
         model["limit"] = {"context": target.context, "output": target.answer}
@@ -66,7 +75,7 @@ def opencode(target: Target) -> str:
     }
     named = f"agent-server/{target.model}"
     settings = {"provider": {"agent-server": provider}, "model": named, "small_model": named}
-    return json.dumps({"$schema": "https://opencode.ai/config.json", **settings}, indent=2) + "\n"
+    return json.dumps({"$schema": schema, **settings}, indent=2) + "\n"
 
 
 def qwen(target: Target) -> str:
@@ -95,6 +104,19 @@ def pi(target: Target) -> str:
     return json.dumps({"providers": {"agent-server": provider}}, indent=2) + "\n"
 
 
+def continue_dev(target: Target) -> str:
+    """For `~/.continue/config.yaml`, or a file that `cn --config` names."""
+    capabilities = ["tool_use", *(["image_input"] if target.images else [])]
+    model: dict[str, Any] = {
+        "name": target.model, "provider": "openai", "model": target.model, "apiBase": f"{target.url}/v1",
+        "apiKey": target.key or "none", "roles": ["chat", "edit", "apply"], "capabilities": capabilities,
+    }  # fmt: skip
+    if target.context:
+        model |= {"defaultCompletionOptions": {"contextLength": target.context, "maxTokens": target.answer}}
+    settings = {"name": "agent-server", "version": "1.0.0", "schema": "v1", "models": [model]}
+    return json.dumps(settings, indent=2) + "\n"  # JSON is YAML
+
+
 def cline(target: Target) -> str:
     """For a shell, once: Cline keeps its provider."""
     options = {"provider": "openai", "apikey": target.key or "none", "modelid": target.model}
@@ -110,7 +132,8 @@ def aider(target: Target) -> str:
 
 
 CLIENTS: Mapping[str, Callable[[Target], str]] = {
-    "aider": aider, "claude": claude, "cline": cline, "codex": codex, "opencode": opencode, "pi": pi, "qwen": qwen,
+    "aider": aider, "claude": claude, "cline": cline, "codex": codex, "continue": continue_dev, "kilo": kilo,
+    "opencode": opencode, "pi": pi, "qwen": qwen,
 }  # fmt: skip
 
 

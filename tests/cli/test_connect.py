@@ -51,10 +51,22 @@ def test_claude():
     }  # fmt: skip
 
 
-def test_opencode():
-    found = json.loads(connect("opencode", "--url", URL, "--model", "org/m").stdout)
+@pytest.mark.parametrize("client", ["opencode", "kilo"])
+def test_opencode_and_kilo(client: str):
+    found = json.loads(connect(client, "--url", URL, "--model", "org/m").stdout)
     assert found["model"] == "agent-server/org/m"
     assert found["provider"]["agent-server"]["options"] == {"baseURL": f"{URL}/v1", "apiKey": "none"}
+
+
+def test_continue():
+    (model,) = yaml.safe_load(connect("continue", "--url", URL, "--model", "m", "--api-key", "secret").stdout)["models"]
+    assert (model["provider"], model["model"], model["apiBase"], model["apiKey"]) == (
+        "openai",
+        "m",
+        f"{URL}/v1",
+        "secret",
+    )
+    assert model["capabilities"] == ["tool_use"]
 
 
 def test_pi_and_cline():
@@ -90,7 +102,10 @@ async def test_the_model_is_the_servers_first_and_the_agent_knows_its_context():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("cursor", "--model", "m"), "Unknown client 'cursor'. Use aider, claude, cline, codex, opencode, pi, qwen."),
+        (
+            ("cursor", "--model", "m"),
+            "Unknown client 'cursor'. Use aider, claude, cline, codex, continue, kilo, opencode, pi, qwen.",
+        ),
         (("codex", "--url", URL), f"No server answers at {URL}"),
     ],
 )

@@ -36,7 +36,7 @@ class CodingAgent:
     """arguments: of the program, for a prompt and for whether it goes on with the last session. edits: the calls that
     read the file, put `new` in the place of `old`, and show it. shell: the call that runs a command. picture: the call
     that reads a picture. search: the calls that find the tool `mix`, which is not declared, and call it; none if the
-    agent has no such search. lacks: why columns of the matrix have no test."""
+    agent has no such search. lacks: why columns of the matrix have no test. program: its file, if that is not its name."""
 
     name: str
     title: str
@@ -48,6 +48,7 @@ class CodingAgent:
     picture: Callable[[Path], Call]
     search: tuple[Call, ...] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
+    program: str = ""
 
     @property
     def version(self) -> str:
@@ -79,6 +80,14 @@ def _pi(prompt: str, goes_on: bool) -> list[str]:
 
 def _cline(prompt: str, goes_on: bool) -> list[str]:
     return ["--auto-approve", "true", prompt]
+
+
+def _continue(prompt: str, goes_on: bool) -> list[str]:
+    return [*(["--resume"] if goes_on else []), "--auto", "-p", prompt]
+
+
+def _kilo(prompt: str, goes_on: bool) -> list[str]:
+    return ["run", "--auto", *(["--continue"] if goes_on else []), prompt]
 
 
 def _bash(command: str) -> Call:
@@ -156,6 +165,28 @@ AGENTS = {
             picture=lambda file: ("read_files", {"files": [{"path": str(file)}]}),
             lacks={"tool search": "has none", "resume": "needs a terminal"},
         ),
+        CodingAgent(
+            "continue", "Continue", "@continuedev/cli", "Chat Completions", _continue, program="cn",
+            edits=lambda file, old, new: [
+                ("Read", {"filepath": str(file)}),
+                ("Edit", {"file_path": str(file), "old_string": old, "new_string": new}),
+                ("Bash", {"command": f"cat {file.name}"}),
+            ],
+            shell=lambda command: ("Bash", {"command": command}),
+            picture=lambda file: ("Read", {"filepath": str(file)}),
+            lacks={"tool search": "has none", "image": "reads text alone"},
+        ),
+        CodingAgent(
+            "kilo", "Kilo Code", "@kilocode/cli", "Chat Completions", _kilo,
+            edits=lambda file, old, new: [
+                ("read", {"filePath": str(file)}),
+                ("edit", {"filePath": str(file), "oldString": old, "newString": new}),
+                ("bash", {"command": f"cat {file.name}", "description": "Show the file"}),
+            ],
+            shell=lambda command: ("bash", {"command": command, "description": "Run a command"}),
+            picture=lambda file: ("read", {"filePath": str(file)}),
+            lacks={"tool search": "has none"},
+        ),
     )
 }  # fmt: skip
 
@@ -195,6 +226,10 @@ class Session:
                     self.environment["ENABLE_TOOL_SEARCH"] = "true"
             case "opencode":
                 self._write(self.project / "opencode.json", configuration)
+            case "kilo":
+                self._write(self.project / "kilo.json", configuration)
+            case "continue":
+                self._write(self.home / ".continue" / "config.yaml", configuration)
             case "qwen":
                 settings = json.loads(configuration) | ({"mcpServers": {"paint": server}} if paint else {})
                 self._write(self.home / ".qwen" / "settings.json", json.dumps(settings))
@@ -236,7 +271,7 @@ class Session:
 
     async def _execute(self, *arguments: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            FOLDER / "node_modules" / ".bin" / self.agent.name, *arguments, cwd=self.project, env=self.environment,
+            FOLDER / "node_modules" / ".bin" / (self.agent.program or self.agent.name), *arguments, cwd=self.project, env=self.environment,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
