@@ -3,7 +3,7 @@ if the text is in `content`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from ag_ui.core import RunAgentInput
@@ -124,6 +124,18 @@ def parse_detokenize(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> tuple[l
 def detokenize_body(text: str) -> bytes:
     """Encode the text under vLLM's name, `prompt`, and llama.cpp's, `content`."""
     return json_bytes({"prompt": text, "content": text})
+
+
+def tokenizer_info_body(special_tokens: Mapping[str, str], template: str | None, context_length: int | None) -> bytes:
+    """Encode what vLLM's `/tokenizer_info` tells of a tokenizer, for clients that render chat templates themselves."""
+    return json_bytes(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": context_length,
+            **special_tokens,
+            "chat_template": template,
+        }
+    )
 
 
 def render_body(text: str, tokens: Sequence[int]) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from adapters import sse
 from tests.conformance.node import NodeClients
@@ -131,6 +132,21 @@ async def test_every_token_that_was_generated_has_its_id(tools: Any):
     assert [number for chunk in chunks for number in chunk["choices"][0].get("token_ids") or []] == ids
     assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
     assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
+
+
+async def test_a_client_renders_and_encodes_as_the_server_does():
+    """lm-evaluation-harness's remote tokenizer takes the template and the special tokens from `/tokenizer_info`."""
+    messages = [{"role": "user", "content": QUESTION}]
+    async with serving() as running, httpx.AsyncClient(base_url=running.url) as http:
+        told = (await http.get("/tokenizer_info")).json()
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        rendered = environment.from_string(told["chat_template"]).render(messages=messages, add_generation_prompt=True)
+        assert rendered == (await http.post("/apply-template", json={"messages": messages})).json()["prompt"]
+        for name in ("eos_token", "pad_token"):
+            encoded = await http.post("/tokenize", json={"prompt": told[name], "add_special_tokens": False})
+            assert encoded.json()["count"] == 1
+        assert (await http.get("/tokenizer_info", params={"model": "no-such-model"})).status_code == 404
+    assert told["model_max_length"] == 4096
 
 
 async def test_words_and_tokens_that_may_not_come():

@@ -351,6 +351,18 @@ class PromptText(Struct):
     prompt: str
 
 
+class TokenizerInfo(Struct):
+    """Also has the special tokens that the tokenizer names."""
+
+    tokenizer_class: str
+    model_max_length: int | None
+    chat_template: str | None
+    bos_token: str | UnsetType = UNSET
+    eos_token: str | UnsetType = UNSET
+    pad_token: str | UnsetType = UNSET
+    unk_token: str | UnsetType = UNSET
+
+
 class DetokenizedText(Struct):
     prompt: str
     content: str

@@ -490,6 +490,10 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         "Tokens", "Convert token ids to text", answer=answers.DetokenizedText, example={"tokens": [1, 2, 3]},
         body=FreeForm("", {"tokens": {"type": "array", "items": NUMBER}, "model": TEXT}, ("tokens",)),
     ),
+    ("GET", "/tokenizer_info"): Operation(
+        "Tokens", "A tokenizer's special tokens and chat template, in vLLM's form", answer=answers.TokenizerInfo,
+        query={"model": (TEXT, "")},
+    ),
     ("GET", "/health"): Operation(
         "Operation", "The process answers", answer=FreeForm("", {"status": TEXT}, ("status",))
     ),

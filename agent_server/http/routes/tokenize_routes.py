@@ -14,7 +14,14 @@ from adapters import anthropic_messages, openai_chat
 from adapters.answer import field_on
 from adapters.body import Inbound, check_parts
 from adapters.errors import RequestError
-from adapters.tokenize import detokenize_body, native_tokens_body, parse_detokenize, parse_tokenize, tokenize_body
+from adapters.tokenize import (
+    detokenize_body,
+    native_tokens_body,
+    parse_detokenize,
+    parse_tokenize,
+    tokenize_body,
+    tokenizer_info_body,
+)
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.http.routes.answering import agent_for, expected_context, model_for
@@ -112,6 +119,13 @@ def routes(server: Server) -> list[BaseRoute]:
         text = await REQUEST_THREADS.run(prompts.detokenize, tokens)
         return Response(detokenize_body(text), media_type="application/json")
 
+    async def info(request: Request) -> Response:
+        prompts = await loaded_prompts(server, request.query_params.get("model"))
+        length = await expected_context(model_for(server, request.query_params.get("model")))
+        template = prompts.settings.chat_template or prompts.files.templates.get("default")
+        body = tokenizer_info_body(prompts.files.special_tokens, template, length)
+        return Response(body, media_type="application/json")
+
     async def count(request: Request) -> Response:
         parse = partial(anthropic_messages.parse_count, new_id=new_id)
         inbound = await read_request(server, request, parse, starts_run=False)
@@ -122,5 +136,6 @@ def routes(server: Server) -> list[BaseRoute]:
     return [
         Route("/tokenize", guarded(tokenize), methods=["POST"]),
         Route("/detokenize", guarded(detokenize), methods=["POST"]),
+        Route("/tokenizer_info", guarded(info), methods=["GET"]),
         Route("/v1/messages/count_tokens", guarded(count), methods=["POST"]),
     ]
