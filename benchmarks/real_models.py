@@ -7,16 +7,18 @@
         tqdm requests huggingface_hub python-dotenv pydantic overrides
     python -m benchmarks.real_models bfcl --model FILE.gguf --peers /tmp/peers --cases 48 --odd --choice auto required
     python -m benchmarks.real_models tools --model FILE.gguf --peers /tmp/peers
+    python -m benchmarks.real_models agents --model FILE.gguf --peers /tmp/peers
     python -m benchmarks.real_models agreement --model FILE.gguf --peers /tmp/peers --cases 40
 
 `bfcl` sends cases of BFCL as a client of /v1/chat/completions, at temperature 0, and judges them with BFCL's own
 checker of syntax trees. Its columns: "strict" counts the calls that the answer has; "read leniently" also counts JSON
 in the text of an answer without calls, and so says what the model knew; "invalid" counts calls of undeclared tools and
 calls whose arguments do not fit the schema; "limit" counts answers that ended at max_tokens. Rules are tuned on the
-even case numbers and reported on the odd ones. `tools` runs tool-eval-bench's short set. `agreement` asks questions of
-BFCL without their tools, greedily, and computes the answers again with transformers in float32, which unpacks the file
-by itself: after how many tokens it prefers another one, and by how much, and how likely it finds the whole answer. Raw
-answers are written to --answers; those of docs/measurements.md are in benchmarks/answers.
+even case numbers and reported on the odd ones. `tools` runs tool-eval-bench's short set over /v1/chat/completions,
+`agents` the same scenarios with this server's own agents, which make the simulated calls in the server. `agreement`
+asks questions of BFCL without their tools, greedily, and computes the answers again with transformers in float32, which
+unpacks the file by itself: after how many tokens it prefers another one, and by how much, and how likely it finds the
+whole answer. Raw answers are written to --answers; those of docs/measurements.md are in benchmarks/answers.
 """
 
 from __future__ import annotations
@@ -51,13 +53,15 @@ def main() -> None:
     options.answers.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         servers = dict(each.split("=", 1) for each in options.at)
-        for name in [] if servers else options.servers:
+        for name in [] if servers else ["ours"] if options.what == "agents" else options.servers:
             servers[name] = stack.enter_context(server(name, options))
         if options.what == "bfcl":
             for choice in options.choice:
                 bfcl(options, servers, choice)
         elif options.what == "agreement":
             agreement(options, servers)
+        elif options.what == "agents":
+            tool_eval_agents(options, servers["ours"])
         else:
             for name, url in servers.items():
                 tool_eval_bench(options, name, url)
@@ -65,7 +69,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["bfcl", "tools", "agreement"])
+    parser.add_argument("what", choices=["bfcl", "tools", "agents", "agreement"])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--peers", type=Path, required=True, help="the environment of the peers")
     parser.add_argument("--servers", nargs="+", default=["ours", "llama.cpp"], choices=["ours", "llama.cpp"])
@@ -96,6 +100,9 @@ def server(name: str, options: argparse.Namespace) -> Iterator[str]:
         command = [str(options.peers / "bin/python"), str(script), str(options.model), port, str(options.threads)]
     log = (options.answers / f"{name}.log").open("w")
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+    if options.what == "agents":
+        command += ["--agent", "benchmarks._tool_eval_agents:agents"]
+        environment["TOOL_EVAL_BENCH"] = os.environ["TOOL_EVAL_BENCH"] = _packages_of(options.peers)
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
     try:
         url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + START_SECONDS
@@ -305,6 +312,28 @@ def tool_eval_bench(options: argparse.Namespace, name: str, url: str) -> None:
     subprocess.run(command, check=False, cwd=options.answers, stdout=subprocess.DEVNULL)
     found = json.loads(file.read_text())
     print(f"{name}: {time.perf_counter() - begun:.0f} s", json.dumps(found)[:2000], flush=True)
+
+
+def tool_eval_agents(options: argparse.Namespace, url: str) -> None:
+    """The same scenarios through this server's own agents, which make the calls themselves."""
+    from benchmarks._tool_eval_agents import SCENARIOS, evaluate
+
+    begun = time.perf_counter()
+    with (options.answers / "tool-eval-bench-agents.jsonl").open("w") as answers:
+        rows = []
+        for scenario in SCENARIOS:
+            rows.append(evaluate(scenario, url))
+            print(json.dumps(rows[-1]), file=answers, flush=True)
+            print(scenario.id, rows[-1]["points"], rows[-1]["summary"], file=sys.stderr, flush=True)
+    points = Counter(row["points"] for row in rows)
+    score = 100 * (2 * points[2] + points[1]) / (2 * len(rows))
+    seconds = time.perf_counter() - begun
+    print(f"own agents: {score:.0f} of 100, {points[2]} passed, {points[1]} in part, {seconds:.0f} s", flush=True)
+
+
+def _packages_of(environment: Path) -> str:
+    command = [str(environment / "bin/python"), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":
