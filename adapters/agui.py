@@ -485,9 +485,9 @@ class AguiSession:
             raise wrong("type", "must be run, subscribe, cancel, pause, resume or modify")
         except RequestError as error:
             if error.kind not in CLOSING:
-                return self.refused(error)
+                return self.on_refused(error)
             self.reading = False
-            return [*self.refused(error), Close(row(error.kind).close, error.kind)]
+            return [*self.on_refused(error), Close(row(error.kind).close, error.kind)]
 
     def receive(self, data: str | bytes) -> list[Action]:
         """`read` and `take` in one step."""
@@ -507,9 +507,9 @@ class AguiSession:
     def not_started(self, error: RequestError) -> list[Action]:
         """Report that the run of `StartRun` or `Subscribe` is not available."""
         self.reading = False
-        return self.refused(error)
+        return self.on_refused(error)
 
-    def refused(self, error: RequestError) -> list[Action]:
+    def on_refused(self, error: RequestError) -> list[Action]:
         value = {"code": error.kind, "message": error.message}
         if error.param is not None:
             value["param"] = error.param
@@ -523,9 +523,9 @@ class AguiSession:
         """Report a control that failed. A successful one is visible in the run's events."""
         if done:
             return []
-        return self.refused(RequestError("invalid_request", f"This model or this run cannot {action} now."))
+        return self.on_refused(RequestError("invalid_request", f"This model or this run cannot {action} now."))
 
     def going_away(self) -> list[Action]:
         error = RequestError("unavailable", "The server is shutting down.")
         self.reading = False
-        return [*self.refused(error), Close(1001, "going away")]
+        return [*self.on_refused(error), Close(1001, "going away")]

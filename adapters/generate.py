@@ -565,20 +565,20 @@ class GenerationSession:
 
     # ---- reports of the server --------------------------------------------------------------------------------------
 
-    def started(self, identity: Identity) -> list[Action]:
+    def on_started(self, identity: Identity) -> list[Action]:
         """The run of `Start` was started."""
         self._request_id = identity.request_id
         self._messages = Messages(identity, self._flags, self._clock)
         return [Send(message) for message in self._messages.init()]
 
-    def refused(self, error: RequestError) -> list[Action]:
+    def on_refused(self, error: RequestError) -> list[Action]:
         """The run of `Start`, or a control, was refused."""
         # Without messages it was a start; a refused control does not affect the generation.
         if self._messages is None:
             self.state = "waiting" if self._request_id is None else "idle"
         return [self._error(error)]
 
-    def abandoned(self) -> list[Action]:
+    def on_abandoned(self) -> list[Action]:
         """The client stopped before the run could be started."""
         empty = RunFinished(thread_id="", run_id="", metadata=as_metadata(FinishedMetadata(finish_reason="stop")))
         identity = Identity(request_id=self._request_id or "", model=self._config.get("model") or "")

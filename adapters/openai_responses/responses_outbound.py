@@ -596,9 +596,9 @@ class ResponsesSession:
         return ReadMessage(values["type"], {key: value for key, value in values.items() if key not in ENVELOPE})
 
     def take(self, read: ReadMessage | RequestError) -> Sequence[object]:
-        return self.refused(read) if isinstance(read, RequestError) else [CreateResponse(json_bytes(read.fields))]
+        return self.on_refused(read) if isinstance(read, RequestError) else [CreateResponse(json_bytes(read.fields))]
 
-    def refused(self, error: RequestError) -> Sequence[object]:
+    def on_refused(self, error: RequestError) -> Sequence[object]:
         entry = row(error.kind)
         body = payload("openai", error.kind, error.message, param=error.param, code=error.code)
         actions: list[object] = [Send(json_bytes({"type": "error", "status": entry.status, **body}))]

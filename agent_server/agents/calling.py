@@ -23,7 +23,7 @@ from agent_server.agents.running import Callee, CallResult, PendingCall, answer_
 from agent_server.agents.server_tools import Tool, ToolFault, read_arguments
 from agent_server.agents.tool_context import ToolActivity, ToolContext
 from agent_server.models.prompting.schemas import validate
-from agent_server.observability.tracing import failed, note_content, span
+from agent_server.observability.tracing import mark_failed, note_content, span
 from agent_server.runs.store.records import HeldCall, PendingQuestion
 from events.vocabulary import ActivitySnapshot, Interrupt, ToolCallResult
 
@@ -221,7 +221,7 @@ class Caller:
                     answer = failure(WITHHELD)
             note_content(call_span, tool__call__arguments=pending.arguments, tool__call__result=answer.content)
             if answer.failed:
-                failed(call_span, "tool_error")
+                mark_failed(call_span, "tool_error")
             return answer
 
     async def _run_pending(
@@ -246,7 +246,7 @@ class Caller:
             such a call must not be made twice. An early call is safe to repeat; until its result is sent, its change to
             the state is nowhere but in its stage."""
             if self._checkpointer is not None and each.call_id not in early_calls:
-                await self._checkpointer.ended(each.call_id, answer)
+                await self._checkpointer.save_result(each.call_id, answer)
             if each.interrupt_id is None:
                 return
             if answer.question is not None and self._may_ask:
@@ -281,7 +281,7 @@ class Caller:
             if self._checkpointer is not None:
                 harmless = all(each.callee is None or each.callee.repeatable for each in pending)
                 checkpoints = [*awaiting, *map(_call_checkpoint, pending)]
-                checkpointed = self._checkpointer.during(checkpoints, harmless=harmless)
+                checkpointed = self._checkpointer.checkpointed(checkpoints, harmless=harmless)
             async with checkpointed:
                 await answer_all(pending, answer, record_end, send)
         finally:

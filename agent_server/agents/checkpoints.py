@@ -175,7 +175,7 @@ class Checkpointer:
             self._journal.resume_turn(checkpoint.turn, self._context.saved.turn(checkpoint.turn))
 
     @contextlib.asynccontextmanager
-    async def during(self, calls: Sequence[CallCheckpoint], *, harmless: bool) -> AsyncIterator[None]:
+    async def checkpointed(self, calls: Sequence[CallCheckpoint], *, harmless: bool) -> AsyncIterator[None]:
         """Checkpoint these calls, which are made within the block.
 
         harmless: all of them are safe to repeat. Otherwise the checkpoint must be saved before any is made: raises
@@ -205,7 +205,7 @@ class Checkpointer:
                 await asyncio.sleep(AGAIN_SECONDS)
         yield
 
-    async def ended(self, call_id: str, result: CallResult) -> None:
+    async def save_result(self, call_id: str, result: CallResult) -> None:
         """Save a call's result before it is sent. A store that fails does not delay the result."""
         call = self._calls.get(call_id)
         if call is None or not self._saves:

@@ -23,7 +23,7 @@ from agent_server.agents.server_tools import ToolFault
 from agent_server.agents.state import SharedState, copied
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.models.prompting.built_prompt import Prompt
-from agent_server.observability.tracing import happened
+from agent_server.observability.tracing import add_span_event
 from events.metadata import is_cut
 from events.options import GenerationOptions
 from events.vocabulary import Event, ToolCallArgs, ToolCallEnd, ToolCallStart
@@ -134,7 +134,7 @@ class EarlyCalls:
             state = "ended" if call.task.done() else "stopped"
             call.task.cancel()
             call.pending.context.cancel()
-            happened("tool_call_discarded", tool__name=call.pending.name, tool__call__id=call.pending.call_id)
+            add_span_event("tool_call_discarded", tool__name=call.pending.name, tool__call__id=call.pending.call_id)
             log.info("tool %s was started early and discarded with its message (it was %s)", call.pending.name, state)
         # Only briefly: a tool may swallow its cancellation, and the turn must not wait for it.
         if discarded:

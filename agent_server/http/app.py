@@ -169,7 +169,7 @@ class Application(FastAPI):
         name = route.path if isinstance(route, Route) else self._paths.get(scope.get("endpoint"), "none")
         if status == SWITCHING and context.refused:
             status = REFUSED
-        self._server.telemetry.answered(name, status, context.refused)
+        self._server.telemetry.record_answer(name, status, context.refused)
 
 
 def middleware(server: Server) -> list[Middleware]:

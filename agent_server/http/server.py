@@ -295,7 +295,7 @@ class Server:
         limits = self.settings.store
         retention = Retention(
             self.store, limits.keep_days, limits.keep_days_of, limits.keep_sweep,
-            lambda removed: self.telemetry.swept(None if removed is None else removed.threads.total()),
+            lambda removed: self.telemetry.record_sweep(None if removed is None else removed.threads.total()),
         )  # fmt: skip
         if retention.is_enabled:
 

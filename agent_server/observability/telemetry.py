@@ -114,13 +114,13 @@ class ServerTelemetry(Telemetry):
         self.removed = self.counter("threads_removed", "Threads removed for good, by why", "reason")
         self.sweeps = self.counter("retention_sweeps", "Looks for threads that are kept no longer", "result")
 
-    def swept(self, threads: int | None) -> None:
+    def record_sweep(self, threads: int | None) -> None:
         """Count a retention sweep. threads: how many it removed; None if it failed."""
         self.sweeps.labels(result="failed" if threads is None else "done").inc()
         if threads:
             self.removed.labels(reason="retention").inc(threads)
 
-    def answered(self, route: str, status: int, refused: str = "") -> None:
+    def record_answer(self, route: str, status: int, refused: str = "") -> None:
         """Count an answer by its route's path and status. refused: the error's kind."""
         counter = self._request_counters.get((route, status))
         if counter is None:

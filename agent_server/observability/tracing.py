@@ -72,11 +72,11 @@ def _opened(operation: str, of: str, kind: SpanKind, attributes: Mapping[str, st
         try:
             yield opened
         except BaseException as error:
-            failed(opened, type(error).__name__)
+            mark_failed(opened, type(error).__name__)
             raise
 
 
-def failed(opened: Span, kind: str) -> None:
+def mark_failed(opened: Span, kind: str) -> None:
     """Mark a span as failed. kind: an error's kind or class."""
     opened.set_attribute("error.type", kind)
     opened.set_status(Status(StatusCode.ERROR))
@@ -103,7 +103,7 @@ def note_content(opened: Span, **content: object) -> None:
             opened.set_attribute(f"gen_ai.{name.replace('__', '.')}", text[:MAX_CONTENT])
 
 
-def happened(what: str, **about: str) -> None:
+def add_span_event(what: str, **about: str) -> None:
     """Add an event to the current span. about: attributes without the prefix `agent_server.`."""
     named = {f"agent_server.{name.replace('__', '.')}": value for name, value in about.items()}
     trace.get_current_span().add_event(f"agent_server.{what}", named)

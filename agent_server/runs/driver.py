@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from adapters.errors import RequestError
 from agent_server.engine_protocol.protocol import EngineError
 from agent_server.observability.telemetry import note_ids
-from agent_server.observability.tracing import current_trace, failed, note, span
+from agent_server.observability.tracing import current_trace, mark_failed, note, span
 from agent_server.pacing import collect_yielding
 from agent_server.runs.execution import Ending, OpenThread, Recorder, Resumes, RunContext, Runnable
 from agent_server.runs.journal import Journal, JournalWriter, SavedRun
@@ -140,7 +140,7 @@ class Driver:
             terminal = await self._attempt(turn)
             traced.set_attribute("agent_server.run.id", self.run.id)
             if isinstance(terminal, RunError):
-                failed(traced, terminal.code or "internal")
+                mark_failed(traced, terminal.code or "internal")
             usages = self.recorder.usage.values()
             note(
                 traced,

@@ -296,7 +296,7 @@ class Journal:
         tenant, thread_id, run_id = self._key
         return SavedEvents(tenant=tenant, thread_id=thread_id, run_id=run_id, number=last, packed=packed, body=body)
 
-    def saved(self) -> None:
+    def on_saved(self) -> None:
         """Pass on the events of the last `take`, which the store has now."""
         part = self._leave_under_way()
         for event in part.waiting:
@@ -304,7 +304,7 @@ class Journal:
         for future in part.flushed:
             _resolve(future, None)
 
-    def failed(self, error: RequestError) -> None:
+    def on_save_failed(self, error: RequestError) -> None:
         """Pass on the events of the last `take`, which the store failed to save, and save them with the next ones."""
         part = self._leave_under_way()
         for event in (*part.waiting, *self._waiting):
@@ -323,7 +323,7 @@ class Journal:
             for future in waiting:
                 _resolve(future, error)
 
-    def superseded(self) -> None:
+    def on_superseded(self) -> None:
         """Drop the events of the last `take`: another server has taken over the run, so none are passed on here."""
         part = self._leave_under_way()
         self.state = "lost"
@@ -454,9 +454,9 @@ class JournalWriter:
             self.at_fault = False
             for (journal, _), is_owned in zip(batch, owned, strict=True):
                 if is_owned:
-                    journal.saved()
+                    journal.on_saved()
                 else:
-                    journal.superseded()
+                    journal.on_superseded()
         idle, self._idle = self._idle, []
         for journal, future in idle:
             if journal.under_way:
@@ -472,6 +472,6 @@ class JournalWriter:
     def _failed(self, journals: Sequence[Journal], error: RequestError) -> None:
         self.at_fault = True
         for journal in journals:
-            journal.failed(error)
+            journal.on_save_failed(error)
             if journal.state == "open":
                 self.wake(journal)

@@ -44,7 +44,7 @@ def running(config: dict[str, Any] | None = None, request_id: str = "gen_1") -> 
     made = session()
     (start,) = made.receive(json.dumps(config or CONFIG))
     assert isinstance(start, Start)
-    made.started(Identity(request_id=request_id, model="m"))
+    made.on_started(Identity(request_id=request_id, model="m"))
     return made
 
 
@@ -82,7 +82,7 @@ def test_basic_text_generation() -> None:
     assert start.inbound.options.raw_prompt == "Once upon a time"
     assert (start.inbound.options.sampling.max_tokens, start.inbound.options.sampling.temperature) == (200, 0.7)
     info = {"version": "1", "max_tokens": 4096}
-    said = [shown(action) for action in made.started(Identity(request_id="gen_1", model="m", model_info=info))]
+    said = [shown(action) for action in made.on_started(Identity(request_id="gen_1", model="m", model_info=info))]
     assert said + play(made, DETAILED) == snapshot(
         [
             {"type": "init", "request_id": "gen_1", "model": "m", "model_info": {"version": "1", "max_tokens": 4096}},
@@ -110,7 +110,7 @@ def test_everything_that_can_be_included() -> None:
     asked = with_options(echo_prompt=True, include_token_ids=True, include_logprobs=True, include_timing=True)
     made = session()
     made.receive(json.dumps(asked))
-    said = [shown(action) for action in made.started(Identity(request_id="gen_1", model="m"))]
+    said = [shown(action) for action in made.on_started(Identity(request_id="gen_1", model="m"))]
     assert said + play(made, DETAILED) == snapshot(
         [
             {"type": "init", "request_id": "gen_1", "model": "m"},
@@ -332,7 +332,7 @@ def test_regenerate_while_running_and_after() -> None:
     assert shown(ending[0])["type"] == "completion"
     assert isinstance(start, Start)
     assert (start.inbound.options.sampling.seed, start.inbound.options.sampling.temperature) == (1, 0.5)
-    made.started(Identity(request_id="gen_2", model="m"))
+    made.on_started(Identity(request_id="gen_2", model="m"))
     play(made, recorded.PLAIN)
     (again,) = made.receive('{"type":"control","action":"regenerate"}')
     assert isinstance(again, Start)
@@ -461,7 +461,7 @@ def test_every_kind_of_error_has_a_type_of_the_specification() -> None:
     for kind in KINDS:
         made = session()
         made.receive(json.dumps(CONFIG))
-        said = shown(made.refused(RequestError(kind, "x"))[0])  # type: ignore[arg-type]
+        said = shown(made.on_refused(RequestError(kind, "x"))[0])  # type: ignore[arg-type]
         types[kind] = (said["error"], said["recoverable"], said.get("recovery_action"))
         assert made.state == "waiting"
     assert types == snapshot(
@@ -491,7 +491,7 @@ def test_stopped_before_it_began() -> None:
     made = session()
     made.receive(json.dumps(CONFIG))
     assert made.receive('{"type":"control","action":"stop"}') == [Stop()]
-    (completion,) = (shown(action) for action in made.abandoned())
+    (completion,) = (shown(action) for action in made.on_abandoned())
     assert (completion["type"], completion["generated_text"], completion["finish_reason"]) == ("completion", "", "stop")
     assert made.state == "idle"
 

@@ -38,7 +38,7 @@ async def scraped() -> dict[str, set[str]]:
         assert (await client.post("/v1/chat/completions", json=asked)).status_code == 200
         assert (await client.post("/v1/chat/completions", content=b"{")).status_code == 400
         running.server.telemetry.connection_refused("connections")
-        running.server.telemetry.swept(None)
+        running.server.telemetry.record_sweep(None)
         text = (await client.get("/metrics")).text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {sample.name: set(sample.labels) for sample in samples}

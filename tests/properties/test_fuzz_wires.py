@@ -246,7 +246,7 @@ def check_session(name: str, rng: random.Random) -> float:
                 assert len(action.data) < ANSWER_LIMIT
                 json.loads(action.data)
             if isinstance(action, generate.Start):
-                session.started(Identity(request_id="gen_1", model="m"))
+                session.on_started(Identity(request_id="gen_1", model="m"))
             if isinstance(action, generate.Stop | agui.StartRun):
                 session.event(RunFinished(thread_id="t", run_id="r"))
     return time.thread_time() - begun

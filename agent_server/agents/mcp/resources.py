@@ -125,7 +125,9 @@ class ResourceReader:
         self._seconds = server.time_limit or limits.seconds
         self._characters = limits.characters
         self.concurrency_key = f"{server.name} resources"
-        named = [f"{each.uri} ({_about(each, NAMED_CHARACTERS)})" for each in listing.resources[:NAMED_RESOURCES]]
+        named = [
+            f"{each.uri} ({_short_description(each, NAMED_CHARACTERS)})" for each in listing.resources[:NAMED_RESOURCES]
+        ]
         named += [f"{each.uri_template} (template)" for each in listing.templates[:NAMED_RESOURCES]]
         self.declaration = ToolDeclaration(
             name=server.prefix + reader_name(server.name),
@@ -177,12 +179,14 @@ def signed_in(context: ToolContext) -> bool:
 
 def resource_list_text(listing: Listing) -> str:
     """Return a server's resources, one per line."""
-    lines = [f"{each.uri}: {_about(each, LISTED_CHARACTERS)}" for each in listing.resources]
-    lines += [f"{each.uri_template} (template): {_about(each, LISTED_CHARACTERS)}" for each in listing.templates]
+    lines = [f"{each.uri}: {_short_description(each, LISTED_CHARACTERS)}" for each in listing.resources]
+    lines += [
+        f"{each.uri_template} (template): {_short_description(each, LISTED_CHARACTERS)}" for each in listing.templates
+    ]
     return "\n".join(lines) or "There are no resources."
 
 
-def _about(each: Resource | ResourceTemplate, most: int) -> str:
+def _short_description(each: Resource | ResourceTemplate, most: int) -> str:
     name, description = each.title or each.name, " ".join((each.description or "").split())
     return f"{name}: {description}"[:most] if description else name[:most]
 

@@ -203,13 +203,13 @@ class McpSession:
         try:
             while True:
                 try:
-                    result = await self._round(call, responses, state)
+                    result = await self._request_once(call, responses, state)
                 except MCPError as error:
                     if error.code != HEADER_MISMATCH or self.client.protocol_version not in MODERN_PROTOCOL_VERSIONS:
                         raise
                     # The specification's recovery: the schema from which the headers are made is outdated.
                     self.listing = await self._list()
-                    result = await self._round(call, responses, state)
+                    result = await self._request_once(call, responses, state)
                 if not isinstance(result, InputRequiredResult) or result.input_requests:
                     return result
                 await asyncio.sleep(delay)
@@ -218,7 +218,7 @@ class McpSession:
             self._calls.remove(call)
             self._assign_questions()
 
-    async def _round(self, call: ToolRequest, responses: InputResponses | None, state: str | None) -> Result:
+    async def _request_once(self, call: ToolRequest, responses: InputResponses | None, state: str | None) -> Result:
         """Make one request, and follow its task if the server answers with one."""
         session = self.client.session
         if call.task is None:

@@ -69,7 +69,7 @@ class Flow:
         if self.first is None and delta.tokens:
             self.first = now
 
-    def acknowledged(self, control: Control) -> None:
+    def note_acknowledgement(self, control: Control) -> None:
         if control.action in self.owed:
             self.owed.remove(control.action)
 
@@ -154,18 +154,18 @@ class Attempt:
             if not self._has_tokens and item.tokens:
                 self._has_tokens = True
                 # The first token shows that the replica works, so a trial has succeeded while the generation continues.
-                self.replica.breaker.answered()
+                self.replica.breaker.record_first_token()
                 if not self.flow.paused:
                     self._watch.set_limit(self._settings.idle)
             self.flow.take(item, self._now())
         elif isinstance(item, Control):
-            self.flow.acknowledged(item)
+            self.flow.note_acknowledgement(item)
         elif isinstance(item, Finished):
             if item.reason == "cancelled":
                 # A cancelled reader closes this attempt instead of reading on, so the engine cancelled by itself.
                 message = "The engine cancelled a generation without being asked to."
                 raise EngineError("connection", message, retryable=True)
-            self.replica.breaker.succeeded()
+            self.replica.breaker.record_success()
             return self.flow.ended(item, self._now())
         return item
 
@@ -174,7 +174,7 @@ class Attempt:
         if error.kind not in OWN_FAULTS:
             return
         self.replica.counts.failures += 1
-        self.replica.breaker.failed(self._now())
+        self.replica.breaker.record_failure(self._now())
         self._on_trial = False
 
     async def close(self) -> None:

@@ -43,19 +43,19 @@ class Breaker:
         cancelled."""
         self._trying = False
 
-    def answered(self) -> None:
+    def record_first_token(self) -> None:
         """Record that a generation yielded its first token."""
         if self.state != "closed":
             self.state, self._trying = "closed", False
             # One token proves little: the next failure opens the circuit again at once, with the longer cooldown.
             self._failures = self._allowed - 1
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record that a generation was completed, which resets the count of failures and the cooldown."""
         self.state, self._trying = "closed", False
         self._failures, self._cooldown = 0, self._first_cooldown
 
-    def failed(self, now: float) -> None:
+    def record_failure(self, now: float) -> None:
         """Record that a generation was lost."""
         # When a replica dies, all its generations fail together; only the first of them may start a cooldown.
         if self.state == "open":

@@ -449,13 +449,13 @@ class ResponsesConnection(Connection):
         self._recent: ResponseRecord | None = None
 
     def going_away(self) -> Sequence[object]:
-        return self.session.refused(RequestError("unavailable", "The server is shutting down. Connect again."))
+        return self.session.on_refused(RequestError("unavailable", "The server is shutting down. Connect again."))
 
     def refusal(self, error: RequestError) -> Sequence[object]:
-        return self.session.refused(error)
+        return self.session.on_refused(error)
 
     def internal_error(self) -> Sequence[object]:
-        return self.session.refused(FAULT)
+        return self.session.on_refused(FAULT)
 
     async def perform(self, actions: Sequence[object]) -> None:
         for action in actions:
@@ -464,7 +464,7 @@ class ResponsesConnection(Connection):
                     await self.send(data)
                 case CreateResponse() if self.busy:
                     message = "A response is in progress on this connection. Wait until it is complete."
-                    await self.perform(self.session.refused(RequestError("conflict", message)))
+                    await self.perform(self.session.on_refused(RequestError("conflict", message)))
                 case CreateResponse(body):
                     self.read(self._answer(body))
                 case Close(code, reason):
@@ -482,7 +482,7 @@ class ResponsesConnection(Connection):
         except (RequestError, EngineError) as error:
             release()
             refusal = error if isinstance(error, RequestError) else RequestError(error.kind, error.message, error.param)
-            await self.perform(self.session.refused(refusal))
+            await self.perform(self.session.on_refused(refusal))
             return
         except BaseException:
             release()

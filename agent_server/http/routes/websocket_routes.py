@@ -208,10 +208,10 @@ class GenerateConnection(Connection):
         return self.session.going_away()
 
     def refusal(self, error: RequestError) -> Sequence[object]:
-        return self.session.refused(error)
+        return self.session.on_refused(error)
 
     def internal_error(self) -> Sequence[object]:
-        return self.session.refused(FAULT)
+        return self.session.on_refused(FAULT)
 
     async def perform(self, actions: Sequence[object]) -> None:
         for action in actions:
@@ -225,7 +225,7 @@ class GenerateConnection(Connection):
                     await self.run.cancel()
                 case generation.Stop():
                     await self.stop_reading()
-                    await self.perform(self.session.abandoned())
+                    await self.perform(self.session.on_abandoned())
                 case generation.ControlRun(name, changes):
                     await self._control(name, changes)
                 case generation.Feedback():
@@ -236,7 +236,7 @@ class GenerateConnection(Connection):
                             f"At most {WAITING_FEEDBACK} feedbacks may wait for a message. Send this one when the "
                             "message is complete."
                         )
-                        await self.perform(self.session.refused(RequestError("rate_limited", message)))
+                        await self.perform(self.session.on_refused(RequestError("rate_limited", message)))
                     if self.run is not None and self.run.finished:
                         await self._keep_feedback(self.run)
                 case Close(code, reason):
@@ -264,9 +264,9 @@ class GenerateConnection(Connection):
                 warnings=notes_of_request().warnings,
             )
         except RequestError as error:
-            await self.perform(self.session.refused(error))
+            await self.perform(self.session.on_refused(error))
             return
-        await self.perform(self.session.started(generate_identity(self.server, inbound)))
+        await self.perform(self.session.on_started(generate_identity(self.server, inbound)))
         async with contextlib.aclosing(run.events()) as events:
             async for _, event in events:
                 if isinstance(event, TextMessageStart):
@@ -284,7 +284,7 @@ class GenerateConnection(Connection):
             done = await self.control(action, changes)
         except (RequestError, EngineError) as error:
             kind = RequestError(error.kind, error.message, error.param)
-            await self.perform(self.session.refused(kind))
+            await self.perform(self.session.on_refused(kind))
             return
         await self.perform(self.session.controlled(action, done))
 
@@ -299,7 +299,7 @@ class GenerateConnection(Connection):
                     self.tenant, run.thread_id, self._message_id, each.rating, each.text or "", each.position
                 )
             except RequestError as error:
-                await self.perform(self.session.refused(error))
+                await self.perform(self.session.on_refused(error))
             else:
                 await self.perform(self.session.feedback_stored())
 
@@ -377,7 +377,7 @@ class AguiConnection(Connection):
         try:
             done = await self.control(action, changes)
         except (RequestError, EngineError) as error:
-            await self.perform(self.session.refused(RequestError(error.kind, error.message, error.param)))
+            await self.perform(self.session.on_refused(RequestError(error.kind, error.message, error.param)))
             return
         await self.perform(self.session.controlled(action, done))
 

@@ -51,7 +51,7 @@ class Gateway:
         self._beat = asyncio.Event()
         self._enter = self.link.script(ENTER)
         self._resume = self.link.script(RESUME)
-        self._publisher = Publisher(self.link, keys, self.id, self._runs, self.limits, self._lapsed)
+        self._publisher = Publisher(self.link, keys, self.id, self._runs, self.limits, self._replace_lease)
         self._follower = Follower(self.link, keys, self.limits)
         self._commands = GatewayCommands(self.link, keys, self.id, self._runs, self.limits, self._publisher)
         self._reaper = Reaper(self.link, keys, self.id, self.limits)
@@ -134,7 +134,7 @@ class Gateway:
             shared.replaces(number_of(answer[2]))
             shared.accepted(answer[1], number_of(answer[2]))
         else:  # retried when this gateway has its lease again
-            self._lapsed()
+            self._replace_lease()
             shared.unshare()
         return True
 
@@ -159,7 +159,7 @@ class Gateway:
             case [b"ok", before, tail]:
                 shared.accepted(before, number_of(tail))
             case [b"lapsed"]:
-                self._lapsed()
+                self._replace_lease()
                 shared.unshare()
             case _ if again:
                 log.warning("A run was declared dead while Redis was unreachable. It continues here, unshared.")
@@ -267,7 +267,7 @@ class Gateway:
                         if head == shared.place.entry:
                             shared.may_begin.set()
                     await self._follower.look()
-                    dead = await self._reaper.round()
+                    dead = await self._reaper.wind_up_dead()
                     for gateway in dead:
                         for shared in self._runs.values():
                             shared.release(gateway)
@@ -279,7 +279,7 @@ class Gateway:
                 async with asyncio.timeout(min(LOOK_SECONDS, self.limits.beat)):
                     await self._beat.wait()
 
-    def _lapsed(self) -> None:
+    def _replace_lease(self) -> None:
         """Take a new lease at once, because Redis considers this gateway dead."""
         self._joined = False
         self._beat.set()

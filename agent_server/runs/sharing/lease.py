@@ -106,7 +106,7 @@ class Reaper:
         self._limits = limits
         self._end_dead = link.script(END_DEAD)
 
-    async def round(self) -> list[str]:
+    async def wind_up_dead(self) -> list[str]:
         """Wind up dead gateways. Return their ids."""
         gateways = [each.decode() for each in await self._link.call("SMEMBERS", self._keys.gateways)]
         # A gateway does not check its own lease here; the scripts report an expired one when it writes.

@@ -214,12 +214,12 @@ class Health:
     def __init__(self) -> None:
         self.fault: str | None = None
 
-    def failed(self, fault: str) -> None:
+    def record_failure(self, fault: str) -> None:
         if fault != self.fault:
             log.error("The database of conversations cannot be used: %s.", fault)
         self.fault = fault
 
-    def worked(self) -> None:
+    def record_success(self) -> None:
         if self.fault is not None:
             log.warning("The database of conversations can be used again.")
         self.fault = None

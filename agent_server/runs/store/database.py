@@ -143,7 +143,7 @@ class Writer:
         except Exception as error:
             fault = fault_of(error)
         else:
-            self._health.worked()
+            self._health.record_success()
             for each, result in zip(batch, results, strict=True):
                 each.resolve(result)
             return []
@@ -157,7 +157,7 @@ class Writer:
                 else:
                     each.resolve(result)
             return []
-        self._health.failed(fault)
+        self._health.record_failure(fault)
         now = time.monotonic()
         retries = [each for each in batch if fault in TEMPORARY and each.until > now]
         for each in batch:
@@ -275,7 +275,7 @@ class Database:
                 elif self._file is None:
                     await self._reading(lambda connection: connection.exec_driver_sql("SELECT 1"))
             except Exception as error:
-                self._health.failed(fault_of(error) or str(error))
+                self._health.record_failure(fault_of(error) or str(error))
                 if self._file is not None and self._file.lost:
                     await self._file.rescue(self._connections)
 

@@ -157,27 +157,27 @@ def test_an_overloaded_replica_sends_it_elsewhere_and_keeps_its_circuit():
 def test_a_circuit_opens_tries_once_and_closes():
     breaker = Breaker(3, 1.0, 3.0)
     for _ in range(2):
-        breaker.failed(0.0)
+        breaker.record_failure(0.0)
     assert breaker.allows(0.0)
-    breaker.failed(0.0)
-    breaker.failed(0.0)
+    breaker.record_failure(0.0)
+    breaker.record_failure(0.0)
     assert (breaker.state, breaker.allows(0.9), breaker.allows(1.0)) == ("open", False, True)
     assert breaker.begin()
     assert not breaker.allows(1.0)  # one on trial
     breaker.give_up()
     assert breaker.allows(1.0) and breaker.begin()
-    breaker.failed(1.0)
+    breaker.record_failure(1.0)
     assert (breaker.allows(2.9), breaker.allows(3.0)) == (False, True)  # twice as long
     breaker.begin()
-    breaker.failed(3.0)
+    breaker.record_failure(3.0)
     assert (breaker.allows(5.9), breaker.allows(6.0)) == (False, True)  # but never longer than that
     breaker.begin()
-    breaker.answered()
+    breaker.record_first_token()
     assert breaker.state == "closed" and breaker.allows(6.0)
-    breaker.failed(6.0)
+    breaker.record_failure(6.0)
     assert breaker.state == "open"  # one more failure, and it opens again
-    breaker.succeeded()
-    breaker.failed(7.0)
+    breaker.record_success()
+    breaker.record_failure(7.0)
     assert (breaker.state, breaker.begin()) == ("closed", False)
 
 
