@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from agent_server.user import current_user
 
@@ -24,6 +25,10 @@ T = TypeVar("T")
 SWITCH_SECONDS = 0.0005
 """For `sys.setswitchinterval`, whose default of 5 ms is long beside the turns of an event loop: beside four clients
 that post long chats, the median answer to a small request took 57 ms, and 18 ms with this."""
+
+
+_INSTANCES: WeakSet[FairThreads] = WeakSet()
+"""All that exist. A full garbage collection waits until none has work."""
 
 
 class FairThreads:
@@ -36,10 +41,12 @@ class FairThreads:
         """The tenants whose work is running."""
         self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
         """Of each tenant, the tenant whose turn is next first."""
+        _INSTANCES.add(self)
 
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._running or self._waiting)
+    @staticmethod
+    def any_is_busy() -> bool:
+        """Whether work of any instance is running or waiting."""
+        return any(each._running or each._waiting for each in list(_INSTANCES))
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `work` in one of the threads, in the context of the caller. Work that has begun is not cancelled."""

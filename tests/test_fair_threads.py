@@ -45,6 +45,19 @@ async def test_a_tenant_with_a_queue_leaves_a_thread_for_another() -> None:
     assert await asyncio.gather(*many) == [True] * 50
 
 
+async def test_the_server_is_busy_while_any_threads_have_work() -> None:
+    """A prompt that is rendered in a model's own threads delays a full garbage collection like any other work."""
+    threads, may_end = FairThreads("test"), threading.Event()
+    work = start("a", lambda: threads.run(may_end.wait, 30))
+    await asyncio.sleep(0.05)
+    assert FairThreads.any_is_busy()
+    may_end.set()
+    await work
+    async with asyncio.timeout(30):
+        while FairThreads.any_is_busy():
+            await asyncio.sleep(0.01)
+
+
 async def test_work_that_was_cancelled_while_it_waited_is_not_done() -> None:
     threads, may_end, done = FairThreads("test", threads=1), threading.Event(), list[int]()
     first = start("a", lambda: threads.run(may_end.wait, 30))

@@ -23,7 +23,7 @@ import uvicorn
 from pydantic import ValidationError
 
 from agent_server.cli.heap import keep_collecting
-from agent_server.fair_threads import REQUEST_THREADS, SWITCH_SECONDS
+from agent_server.fair_threads import SWITCH_SECONDS, FairThreads
 from agent_server.generation.process.process import start_early, stop_early
 from agent_server.http.middleware.connections import Connections
 from agent_server.http.middleware.limited_http import LimitedProtocol
@@ -388,7 +388,7 @@ def web_config(app: Any, settings: Settings, telemetry: Telemetry) -> uvicorn.Co
 async def attend(server: Server, urls: list[str]) -> None:
     """Background work of the server: announce when it is ready, then collect garbage while it is idle."""
     await announce(server, urls)
-    await keep_collecting(lambda: server.runs.active > 0 or REQUEST_THREADS.is_busy)
+    await keep_collecting(lambda: server.runs.active > 0 or FairThreads.any_is_busy())
 
 
 async def announce(server: Any, urls: list[str]) -> None:
