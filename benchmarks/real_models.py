@@ -9,6 +9,7 @@
     python -m benchmarks.real_models tools --model FILE.gguf --peers /tmp/peers
     python -m benchmarks.real_models agents --model FILE.gguf --peers /tmp/peers
     python -m benchmarks.real_models agreement --model FILE.gguf --peers /tmp/peers --cases 40
+    python -m benchmarks.real_models speed --model FILE.gguf --peers /tmp/peers
 
 `bfcl` sends cases of BFCL as a client of /v1/chat/completions, at temperature 0, and judges them with BFCL's own
 checker of syntax trees. Its columns: "strict" counts the calls that the answer has; "read leniently" also counts JSON
@@ -18,7 +19,8 @@ even case numbers and reported on the odd ones. `tools` runs tool-eval-bench's s
 `agents` the same scenarios with this server's own agents, which make the simulated calls in the server. `agreement`
 asks questions of BFCL without their tools, greedily, and computes the answers again with transformers in float32, which
 unpacks the file by itself: after how many tokens it prefers another one, and by how much, and how likely it finds the
-whole answer. Raw answers are written to --answers; those of docs/measurements.md are in benchmarks/answers.
+whole answer. `speed` starts the servers in turn. Raw answers are written to --answers; those of docs/measurements.md
+are in benchmarks/answers.
 """
 
 from __future__ import annotations
@@ -32,12 +34,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
+import psutil
 
 CATEGORIES = (
     "simple_python", "multiple", "parallel", "parallel_multiple", "irrelevance", "live_simple", "live_multiple",
@@ -46,11 +50,16 @@ CATEGORIES = (
 MAX_TOKENS = 256
 AGREED_TOKENS = 64
 START_SECONDS = 600
+STREAMS = (1, 4)
+SPEED_PROMPT_WORDS, SPEED_TOKENS = 1990, 64
 
 
 def main() -> None:
     options = arguments()
     options.answers.mkdir(parents=True, exist_ok=True)
+    if options.what == "speed":
+        speed(options)
+        return
     with ExitStack() as stack:
         servers = dict(each.split("=", 1) for each in options.at)
         for name in [] if servers else ["ours"] if options.what == "agents" else options.servers:
@@ -69,7 +78,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["bfcl", "tools", "agents", "agreement"])
+    parser.add_argument("what", choices=["bfcl", "tools", "agents", "agreement", "speed"])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--peers", type=Path, required=True, help="the environment of the peers")
     parser.add_argument("--servers", nargs="+", default=["ours", "llama.cpp"], choices=["ours", "llama.cpp"])
@@ -97,7 +106,15 @@ def server(name: str, options: argparse.Namespace) -> Iterator[str]:
         command += ["--port", port, *(f"--{each}" if i % 2 == 0 else each for i, each in enumerate(options.serve))]
     else:
         script = Path(__file__).parent / "_peer_llamacpp.py"
-        command = [str(options.peers / "bin/python"), str(script), str(options.model), port, str(options.threads)]
+        streams = str(max(STREAMS) if options.what == "speed" else 1)
+        command = [
+            str(options.peers / "bin/python"),
+            str(script),
+            str(options.model),
+            port,
+            str(options.threads),
+            streams,
+        ]
     log = (options.answers / f"{name}.log").open("w")
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     if options.what == "agents":
@@ -109,7 +126,7 @@ def server(name: str, options: argparse.Namespace) -> Iterator[str]:
         while not _answers(url):
             if child.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"{name} did not start; see {log.name}.")
-            time.sleep(1)
+            time.sleep(0.1)
         yield url
     finally:
         child.terminate()
@@ -329,6 +346,51 @@ def tool_eval_agents(options: argparse.Namespace, url: str) -> None:
     score = 100 * (2 * points[2] + points[1]) / (2 * len(rows))
     seconds = time.perf_counter() - begun
     print(f"own agents: {score:.0f} of 100, {points[2]} passed, {points[1]} in part, {seconds:.0f} s", flush=True)
+
+
+def speed(options: argparse.Namespace) -> None:
+    """Print, for each server in turn, the seconds until its first answer, the seconds for one token after a prompt of
+    about 2,000, the tokens a second of concurrent streams, and the peak memory of its processes."""
+    for name in options.servers:
+        begun = time.perf_counter()
+        with server(name, options) as url:
+            load = time.perf_counter() - begun
+            (child,) = [each for each in psutil.Process().children() if each.is_running()]
+            words = " ".join(f"{number % 10}" for number in range(SPEED_PROMPT_WORDS // 2))
+            prompt = {"model": "default", "prompt": words, "max_tokens": 1, "temperature": 0}
+            begun = time.perf_counter()
+            used = httpx.post(f"{url}/v1/completions", json=prompt, timeout=None).raise_for_status().json()["usage"]
+            first = time.perf_counter() - begun
+            rates = {}
+            for count in STREAMS:
+                with ThreadPoolExecutor(count) as pool:
+                    timed = list(pool.map(lambda number: _timed_stream(url, number), range(count)))
+                begins, ends, tokens = zip(*timed, strict=True)
+                rates[count] = sum(tokens) / (max(ends) - min(begins))
+            peak = sum(_peak_mb(each) for each in [child, *child.children(recursive=True)])
+        streams = ", ".join(f"{rate:.1f} tokens/s at {count}" for count, rate in rates.items())
+        print(
+            f"{name}: first answer {load:.1f} s after its start, one token after {used['prompt_tokens']} in "
+            f"{first:.1f} s, {streams}, peak {peak:.0f} MB",
+            flush=True,
+        )
+
+
+def _timed_stream(url: str, number: int) -> tuple[float, float, int]:
+    """When the first token of an answer came and when the last, and how many came after the first."""
+    body = {
+        "model": "default", "prompt": f"{number}. A story about the sea:", "max_tokens": SPEED_TOKENS, "temperature": 0,
+        "ignore_eos": True, "stream": True,
+    }  # fmt: skip
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=None) as reply:
+        frames = (line[6:] for line in reply.iter_lines() if line.startswith("data: {"))
+        times = [time.perf_counter() for frame in frames if json.loads(frame)["choices"][0]["text"]]
+    return times[0], times[-1], SPEED_TOKENS - 1
+
+
+def _peak_mb(process: psutil.Process) -> float:
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")), 0.0)
 
 
 def _packages_of(environment: Path) -> str:

@@ -124,6 +124,13 @@ def test_authors_sampling_is_the_default(tmp_path):
     write_gguf(path, metadata={"general.sampling.temp": 0.5, "general.sampling.top_k": 7}.items())
     defaults = served(path).core.defaults
     assert (defaults.temperature, defaults.top_k, sorted(defaults.eos)) == (0.5, 7, [257])
+    assert (defaults.top_p, defaults.min_p) == (0.95, 0.05), "llama.cpp's, for what the file does not say"
+
+
+def test_a_file_without_sampling_has_llama_cpps_defaults(good):
+    defaults = served(good).core.defaults
+    assert (defaults.temperature, defaults.top_k, defaults.top_p, defaults.min_p) == (0.8, 40, 0.95, 0.05)
+    assert defaults.repetition_penalty is None
 
 
 # the tokenizer and the template

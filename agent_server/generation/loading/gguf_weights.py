@@ -43,13 +43,16 @@ SPLIT_EXPERTS = (Qwen2MoeTensorProcessor, MiniMaxM2TensorProcessor, GptOssTensor
 _EXPERTS = re.compile(r"(?P<layer>blk\.\d+)\.ffn_(?P<part>gate|up|down)_exps\.weight")
 SCALED_FREQUENCIES = "rope_freqs.weight"
 """The divisor of each frequency (Llama 3.1 and later); no architecture's table has it."""
-SAMPLING = {
-    "general.sampling.temp": "temperature",
-    "general.sampling.top_k": "top_k",
-    "general.sampling.top_p": "top_p",
-    "general.sampling.min_p": "min_p",
-    "general.sampling.penalty_repeat": "repetition_penalty",
+SAMPLING: Mapping[str, tuple[str, float | None]] = {
+    "general.sampling.temp": ("temperature", 0.8),
+    "general.sampling.top_k": ("top_k", 40),
+    "general.sampling.top_p": ("top_p", 0.95),
+    "general.sampling.min_p": ("min_p", 0.05),
+    "general.sampling.penalty_repeat": ("repetition_penalty", None),
 }
+"""Default sampling parameters of a file, and llama.cpp's own for a file without them (`common_params_sampling` in
+common/common.h). Few files have any, and their users expect llama.cpp's: at temperature 1 without a filter, a small
+model in 4 bits often draws a token that makes no sense."""
 Loading = Mapping[str, list[Any]]
 """Like transformers' loading information: `missing_keys`, `unexpected_keys`, and `mismatched_keys` as (name, the file's
 shape, the model's shape); also `not_finite_keys`."""
@@ -107,8 +110,8 @@ def load_gguf(
                 frequencies = getattr(module, name, None)
                 if isinstance(frequencies, Tensor) and frequencies.shape == factors.shape:
                     setattr(module, name, frequencies / factors.to(frequencies.device))
-    for key, name in SAMPLING.items():
-        if (value := file.metadata.get(key)) is not None:
+    for key, (name, default) in SAMPLING.items():
+        if (value := file.metadata.get(key, default)) is not None:
             setattr(model.generation_config, name, value)
     if file.metadata.get("general.sampling.temp") == 0:
         model.generation_config.do_sample = False
