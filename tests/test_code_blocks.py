@@ -33,6 +33,7 @@ ELSEWHERE = {
     "vllm": "another server's command, as its documentation has it",
     "vllm-router": "as its documentation has it",
     "ray": "as its documentation has it",
+    "lm_eval": "the harness's own command; the page has the figures of a run",
     "python3": "makes an environment, or starts Dynamo or SGLang's router as their documentation has it",
     "npm": "run by tests/tutorials/copilotkit.test.mjs",
     "podman": "run by tests/images, with the images that `make images` builds",
