@@ -14,7 +14,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -94,6 +94,18 @@ def _bash(command: str) -> Call:
     return "Bash", {"command": command, "description": "Run a command", "timeout": 120_000}
 
 
+_OPENCODE = CodingAgent(
+    "opencode", "OpenCode", "opencode-ai", "Chat Completions", _opencode,
+    edits=lambda file, old, new: [
+        ("read", {"filePath": str(file)}),
+        ("edit", {"filePath": str(file), "oldString": old, "newString": new}),
+        ("bash", {"command": f"cat {file.name}", "description": "Show the file"}),
+    ],
+    shell=lambda command: ("bash", {"command": command, "description": "Run a command"}),
+    picture=lambda file: ("read", {"filePath": str(file)}),
+    lacks={"tool search": "has none"},
+)  # fmt: skip
+
 AGENTS = {
     agent.name: agent
     for agent in (
@@ -118,17 +130,8 @@ AGENTS = {
             picture=lambda file: ("Read", {"file_path": str(file)}),
             search=(("ToolSearch", {"query": f"select:{MIX}"}), (MIX, {"one": "red", "other": "blue"})),
         ),
-        CodingAgent(
-            "opencode", "OpenCode", "opencode-ai", "Chat Completions", _opencode,
-            edits=lambda file, old, new: [
-                ("read", {"filePath": str(file)}),
-                ("edit", {"filePath": str(file), "oldString": old, "newString": new}),
-                ("bash", {"command": f"cat {file.name}", "description": "Show the file"}),
-            ],
-            shell=lambda command: ("bash", {"command": command, "description": "Run a command"}),
-            picture=lambda file: ("read", {"filePath": str(file)}),
-            lacks={"tool search": "has none"},
-        ),
+        _OPENCODE,
+        replace(_OPENCODE, name="kilo", title="Kilo Code", package="@kilocode/cli", arguments=_kilo),
         CodingAgent(
             "qwen", "Qwen Code", "@qwen-code/qwen-code", "Chat Completions", _qwen,
             edits=lambda file, old, new: [
@@ -175,17 +178,6 @@ AGENTS = {
             shell=lambda command: ("Bash", {"command": command}),
             picture=lambda file: ("Read", {"filepath": str(file)}),
             lacks={"tool search": "has none", "image": "reads text alone"},
-        ),
-        CodingAgent(
-            "kilo", "Kilo Code", "@kilocode/cli", "Chat Completions", _kilo,
-            edits=lambda file, old, new: [
-                ("read", {"filePath": str(file)}),
-                ("edit", {"filePath": str(file), "oldString": old, "newString": new}),
-                ("bash", {"command": f"cat {file.name}", "description": "Show the file"}),
-            ],
-            shell=lambda command: ("bash", {"command": command, "description": "Run a command"}),
-            picture=lambda file: ("read", {"filePath": str(file)}),
-            lacks={"tool search": "has none"},
         ),
     )
 }  # fmt: skip
