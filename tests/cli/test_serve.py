@@ -58,9 +58,10 @@ async def ready(client: httpx.AsyncClient) -> None:
 async def stopping(client: httpx.AsyncClient) -> None:
     """Wait until a signal was taken: a second one that is sent before is the same as the first, signals do not queue.
 
-    A server that stops says so until it closes its listener, soon after; then no new connection is accepted."""
+    A server that stops says so until it closes its listener and its idle connections, soon after. A request that is
+    sent on an idle connection at that moment is not answered, and no new connection is accepted."""
     async with asyncio.timeout(READY_SECONDS):
-        with contextlib.suppress(httpx.ConnectError):
+        with contextlib.suppress(httpx.NetworkError, httpx.RemoteProtocolError):
             while (await client.get("/ready")).json()["state"] != "stopping":
                 await asyncio.sleep(0.01)
 
