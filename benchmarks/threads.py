@@ -32,7 +32,7 @@ from benchmarks.engine import GREEDY, random_prompts, submit
 
 
 def main() -> None:
-    if "OMP_WAIT_POLICY" not in os.environ:  # threads wait as in the engine's own process, which torch reads at import
+    if "GOMP_SPINCOUNT" not in os.environ:  # threads wait as in the engine's own process, which torch reads at import
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.threads", *sys.argv[1:]], child_environment())
     options = arguments()
     most = torch.get_num_threads()

@@ -3,7 +3,7 @@
 import pytest
 
 from agent_server.generation.core.threads import ThreadChoice
-from agent_server.generation.process.process import PASSIVE, child_environment
+from agent_server.generation.process.process import OPENMP_WAITS, child_environment
 from tests.generation.harness import Driver
 from tests.generation.tiny_models import make_model
 
@@ -78,10 +78,14 @@ def test_a_core_times_its_steps_unless_the_operator_names_a_number(monkeypatch):
     assert Driver(make_model("qwen3"), threads=3).core.threads is None and used[-1] == 3
 
 
-def test_threads_of_the_engines_process_wait_without_spinning(monkeypatch):
+def test_threads_of_the_engines_process_spin_for_a_moment_unless_the_operator_says_otherwise(monkeypatch):
+    for name in ("OMP_WAIT_POLICY", *OPENMP_WAITS):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KMP_BLOCKTIME", "5")
     environment = child_environment()
-    assert {name: environment[name] for name in PASSIVE} == {**PASSIVE, "KMP_BLOCKTIME": "5"}
+    assert {name: environment[name] for name in OPENMP_WAITS} == {**OPENMP_WAITS, "KMP_BLOCKTIME": "5"}
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    assert "GOMP_SPINCOUNT" not in child_environment()
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])

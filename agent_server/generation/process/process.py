@@ -31,10 +31,11 @@ logger = logging.getLogger("agent_server.generation")
 LENGTH_BYTES = 4
 MAX_MESSAGE = 256 * 2**20
 STOP_SECONDS = 5.0
-PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
-"""Makes torch's threads sleep while they wait for each other at the end of an operation. Spinning threads would take
-cores from the one they wait for whenever the machine has other work. Read by the OpenMP libraries when torch is
-imported."""
+OPENMP_WAITS = {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
+"""How long a thread of torch or ggml spins before it sleeps, while it waits for the others at the end of an operation:
+about a millisecond. A decoding step has hundreds of operations, and waking a thread takes about as long as its share of
+one of them. Threads that spin longer take cores from the one they wait for whenever the machine has other work. Read by
+the OpenMP libraries, GNU's and LLVM's, when torch is imported."""
 ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 """Makes torch's CUDA allocator extend its segments, so that less memory is lost between tensors of different sizes."""
 JSON = 1
@@ -171,9 +172,11 @@ def _spawn(descriptor: int, level: int) -> subprocess.Popen[bytes]:
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment and search path, with PASSIVE and ALLOCATOR as defaults."""
+    """Return this process's environment and search path, with OPENMP_WAITS and ALLOCATOR as defaults."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    defaults = dict(PASSIVE)
+    defaults: dict[str, str] = {}
+    if "OMP_WAIT_POLICY" not in os.environ:  # which the libraries' own variables would override
+        defaults |= OPENMP_WAITS
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name, which the newer one would override
         defaults |= ALLOCATOR
     return {**defaults, **os.environ, "PYTHONPATH": path}

@@ -14,6 +14,7 @@ from agent_server.engine_protocol.protocol import EngineError
 from agent_server.generation.core.step import Core
 from agent_server.generation.faults import DeviceLost
 from agent_server.generation.loading.loader import MakeCompiler, load
+from agent_server.generation.recorded.flat import InterruptibleRecording, RecordingInterrupted
 from agent_server.generation.scheduling.messages import (
     EngineConfig,
     Loading,
@@ -32,7 +33,7 @@ MEASURE_SECONDS = 0.25
 REPORT_SECONDS = 0.1
 """The same while the forward is recorded."""
 RECORD_AFTER = 2.0
-"""Idle seconds after which a small model's forward is recorded. Recording it at the start would delay readiness."""
+"""Idle seconds after which the model's forward is recorded. Recording it at the start would delay readiness."""
 
 
 def work(config: EngineConfig, inbox: SimpleQueue[Any], send: Send, compiler: MakeCompiler | None = None) -> None:
@@ -64,8 +65,8 @@ def _report_failure(core: Core, send: Send, message: str) -> None:
 
 
 def _record_forward(core: Core, record: Callable[[], None], send: Send) -> None:
-    """Record the model's forward, which takes seconds. Metrics are reported meanwhile, since a silent process would be
-    restarted."""
+    """Record the model's forward, which takes seconds. A command that arrives ends the recording, which is begun anew
+    when the core is idle again. Metrics are reported meanwhile, since a silent process would be restarted."""
     finished = threading.Event()
 
     def report() -> None:
@@ -75,13 +76,17 @@ def _record_forward(core: Core, record: Callable[[], None], send: Send) -> None:
     reporter = threading.Thread(target=report, daemon=True)
     reporter.start()
     try:
-        record()
+        with InterruptibleRecording(lambda: not core.inbox.empty()):
+            record()
+        core.record = None
+    except RecordingInterrupted:
+        pass
     except Exception:
+        core.record = None
         logger.exception("The model's forward could not be recorded, so it runs as it is.")
     finally:
         finished.set()
         reporter.join()
-    core.record = None
 
 
 def run(core: Core, send: Send) -> None:

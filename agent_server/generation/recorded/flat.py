@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import Graph, GraphModule, Node
+from torch.overrides import TorchFunctionMode
 
 from agent_server.generation.attention.attention import Call, attending
 from agent_server.generation.recorded.rewrites import (
@@ -208,6 +209,30 @@ def _arguments(product: Node) -> tuple[Any, ...]:
 
 def _same(weight: Tensor, other: Tensor) -> bool:
     return weight.data_ptr() == other.data_ptr()
+
+
+class RecordingInterrupted(BaseException):
+    """The recording was interrupted. This is not an Exception, so that no handler of errors in a model's code takes it
+    for one."""
+
+
+class InterruptibleRecording(TorchFunctionMode):
+    """Raises RecordingInterrupted from the next operation of torch once `interrupted` returns true."""
+
+    def __init__(self, interrupted: Callable[[], bool]) -> None:
+        super().__init__()
+        self._interrupted = interrupted
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        if self._interrupted():
+            raise RecordingInterrupted
+        return func(*args, **(kwargs or {}))
 
 
 _export_lock = threading.Lock()
