@@ -62,6 +62,9 @@ class Agent:
         compaction: How conversations are kept within the model's context; None takes the server's, "off" disables it.
         forward: The headers of a request and the claims of a user's token that tools may read in `ToolContext.user`.
         metadata: JSON that capabilities report with the agent.
+        repeats_calls: Whether the model may go on when a turn made the same calls of idempotent tools with the same
+            results as the turn before. Otherwise its next turn is without tools, so that it answers; allow it for tools
+            that are polled.
 
     Raises:
         ValueError: For an invalid name, a `max_steps` below 1, or two tools of one name.
@@ -88,6 +91,7 @@ class Agent:
     compaction: Compaction | CompactionMode | Literal["off"] | None = None
     forward: Forward = NOTHING
     metadata: dict[str, Any] = field(default_factory=dict)
+    repeats_calls: bool = False
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -90,6 +90,51 @@ def _after_call(messages: Sequence[Message], call_id: str) -> int:
                 index += 1
             return index
     return len(messages)
+
+
+def without_repeated_calls(messages: Sequence[Message], repeatable: Collection[str]) -> tuple[list[Message], bool]:
+    """Leave out each message whose calls and results are the same as those just before it, with its results.
+
+    A small model that sees such a repetition copies it once more instead of using the result. Returns also whether the
+    conversation ends with one that is left out. repeatable: the tools whose repeated calls have no further effect.
+    """
+    kept: list[Message] = []
+    before: object = None
+    repeated = False
+    at = 0
+    while at < len(messages):
+        end, content = _calls_and_results(messages, at, repeatable)
+        repeated = content is not None and content == before
+        if not repeated:
+            kept.extend(messages[at:end])
+        at, before = end, content
+    return kept, repeated
+
+
+def _calls_and_results(messages: Sequence[Message], at: int, repeatable: Collection[str]) -> tuple[int, object]:
+    """Return the end of the message at `at` with the results that follow it, and what its calls and their results are;
+    None for a message without calls, or with a call that failed, has no result yet, or may have an effect."""
+    message, end = messages[at], at + 1
+    if not isinstance(message, AssistantMessage) or not message.tool_calls:
+        return end, None
+    results: dict[str, object] = {}
+    while end < len(messages) and isinstance(result := messages[end], ToolMessage):
+        if not result.error and not (result.metadata or {}).get("isError"):
+            results[result.tool_call_id] = result.content
+        end += 1
+    if any(call.id not in results or call.function.name not in repeatable for call in message.tool_calls):
+        return end, None
+    return end, [
+        (call.function.name, _parsed(call.function.arguments), results[call.id]) for call in message.tool_calls
+    ]
+
+
+def _parsed(arguments: str) -> object:
+    """Return the arguments' value, so that white space and the order of keys do not matter."""
+    try:
+        return msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return arguments
 
 
 def instructions_of(instructions: str, state: dict[str, object] | None) -> str | None:

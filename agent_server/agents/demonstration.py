@@ -53,7 +53,7 @@ def demonstration_agents(*, summarises: bool = False) -> tuple[Agent, ...]:
     )
 
 
-@tool
+@tool(idempotent=True)
 def get_weather(location: str) -> dict[str, object]:
     """Look up the weather (invented, but the same for a place all day)."""
     draw = hashlib.sha256(f"{location.strip().lower()} {datetime.now():%Y-%m-%d}".encode()).digest()
@@ -66,7 +66,7 @@ def get_weather(location: str) -> dict[str, object]:
     }
 
 
-@tool
+@tool(idempotent=True)
 def get_time(timezone: str) -> dict[str, str]:
     """Look up the time of a city or a time zone."""
     name_part = timezone.strip().replace(" ", "_").lower()
@@ -79,7 +79,7 @@ def get_time(timezone: str) -> dict[str, str]:
     return {"time": f"{datetime.now(ZoneInfo(zone)):%H:%M}", "timezone": timezone}
 
 
-@tool
+@tool(idempotent=True)
 def calculate(expression: str) -> dict[str, str]:
     """Calculate an arithmetic expression."""
     try:
@@ -89,7 +89,7 @@ def calculate(expression: str) -> dict[str, str]:
     return {"result": (str(int(value)) if value == int(value) else f"{value:.10g}")}
 
 
-@tool
+@tool(idempotent=True)
 def search(query: str) -> dict[str, object]:
     """Search the notes about this server."""
     words = [word for word in query.lower().split() if len(word) > 2]

@@ -12,7 +12,7 @@ from agent_server.agents.agent import Agent
 from agent_server.agents.calling import CUT_OFF, Caller
 from agent_server.agents.checkpoints import RunCheckpoint, RunStart
 from agent_server.agents.compaction import Compactor
-from agent_server.agents.conversation import instructions_of
+from agent_server.agents.conversation import instructions_of, without_repeated_calls
 from agent_server.agents.conversation_context import ConversationContext
 from agent_server.agents.early_calls import TurnRequest
 from agent_server.agents.guardrails import Forbidden
@@ -37,6 +37,7 @@ from events.vocabulary import (
 )
 
 log = logging.getLogger("agent_server.agent")
+REPEATED = "The model repeated its calls and got the same results, so its next turn was without tools."
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +171,9 @@ class Loop:
                 await self._checkpointer.begin_turn(number)
             on_event = early.observe if self._tools.early else None
             request = self._next_request(number)
+            _, options, _ = request
+            if options.tool_choice.mode == "none" and self._options.tool_choice.mode != "none":
+                self._recorder.warn(REPEATED)
             try:
                 turn = await self._turns.take(*request, on_event=on_event)
             finally:
@@ -202,6 +206,8 @@ class Loop:
         source = self._context.input
         clients = [each for each in source.tools or () if each.name in self._tools.clients]
         messages = list(self._conversation.prompt) if self._compactor is None else self._compactor.view()
+        repeatable = {name for name, callee in self._tools.callees.items() if callee.repeatable}
+        messages, repeated = without_repeated_calls(messages, () if self._agent.repeats_calls else repeatable)
         deferred = self._tools.deferred
         searched = [] if deferred is None else discovered(messages, deferred)
         input = source.model_copy(
@@ -215,6 +221,8 @@ class Loop:
         options = self._options
         if number > 1 and options.tool_choice.mode in ("required", "named"):
             options = msgspec.structs.replace(options, tool_choice=ToolChoice())
+        if repeated:
+            options = msgspec.structs.replace(options, tool_choice=ToolChoice("none"))
         instructions = self._agent.instructions
         text = instructions(self._state.value) if callable(instructions) else instructions
         state = self._state.value if self._agent.state_in_prompt else None

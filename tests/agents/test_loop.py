@@ -120,6 +120,49 @@ async def test_server_tools_run_at_once_and_their_results_go_to_the_model():
     assert events[-1].usage[0].input_tokens == sum(len(request.prompt_token_ids) for request in model.engine.requests)
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_a_model_that_repeats_a_call_with_the_same_result_answers_without_tools(idempotent: bool):
+    """A tool with effects may be called as often as the model wants, whatever it returns."""
+
+    @tool(idempotent=idempotent)
+    def press(key: str, count: int = 1) -> str:
+        """Press a key."""
+        return "ok"
+
+    model = Model(
+        [call("press", key="x", count=1), call("press", count=1, key="x"), call("press", key="x"), "Done.", "Yes."]
+    )
+    async with House(Agent(name="default", tools=[press]), model) as house:
+        events = await house.ask("Press x.")
+        if not idempotent:
+            assert len(of(events, ToolCallResult)) == 3 and text_of(events) == "Done."
+            return
+        assert len(of(events, ToolCallResult)) == 2
+        assert "repeated its calls" in str(events[-1].metadata["warnings"])
+        await house.ask("Sure?")
+    assert [each["choice"] for each in model.told] == ["auto", "auto", "none", "auto"]
+    assert [message["role"] for message in model.told[2]["messages"]] == ["user", "assistant", "tool"]
+    later = [message["role"] for message in model.told[3]["messages"]]
+    assert later == ["user", "assistant", "tool", "assistant", "user"]
+
+
+@pytest.mark.parametrize("repeats_calls", [False, True])
+async def test_a_model_may_poll(repeats_calls: bool):
+    """Other results are progress; the same results are if the agent says so."""
+    states = iter(["queued", "queued" if repeats_calls else "running", "done"])
+
+    @tool(idempotent=True)
+    def status() -> str:
+        """Return the job's state."""
+        return next(states)
+
+    model = Model([call("status"), call("status"), call("status"), "Done."])
+    async with House(Agent(name="default", tools=[status], repeats_calls=repeats_calls), model) as house:
+        events = await house.ask("Wait for the job.")
+    assert len(of(events, ToolCallResult)) == 3 and text_of(events) == "Done."
+    assert {each["choice"] for each in model.told} == {"auto"}
+
+
 async def test_what_goes_wrong_in_a_tool_is_told_to_the_model_and_the_run_goes_on():
     @tool
     def breaks() -> str:
