@@ -19,8 +19,8 @@ even case numbers and reported on the odd ones. `tools` runs tool-eval-bench's s
 `agents` the same scenarios with this server's own agents, which make the simulated calls in the server. `agreement`
 asks questions of BFCL without their tools, greedily, and computes the answers again with transformers in float32, which
 unpacks the file by itself: after how many tokens it prefers another one, and by how much, and how likely it finds the
-whole answer. `speed` starts the servers in turn. Raw answers are written to --answers; those of docs/measurements.md
-are in benchmarks/answers.
+whole answer. `speed` starts the servers in turn; --idle gives this one the time to record the forward before the
+streams. Raw answers are written to --answers; those of docs/measurements.md are in benchmarks/answers.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--at", nargs="+", default=[], metavar="NAME=URL", help="servers that run already")
     parser.add_argument("--serve", nargs="*", default=[], help="further options of our server, without their dashes")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--idle", type=float, default=0, help="seconds without work before the streams of `speed`")
     parser.add_argument("--cases", type=int, default=48)
     parser.add_argument("--skip", type=int, default=0, help="cases that --answers has from an earlier run of bfcl")
     parser.add_argument("--categories", nargs="+", default=CATEGORIES)
@@ -361,6 +362,7 @@ def speed(options: argparse.Namespace) -> None:
             begun = time.perf_counter()
             used = httpx.post(f"{url}/v1/completions", json=prompt, timeout=None).raise_for_status().json()["usage"]
             first = time.perf_counter() - begun
+            time.sleep(options.idle)
             rates = {}
             for count in STREAMS:
                 with ThreadPoolExecutor(count) as pool:
