@@ -13,6 +13,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,6 +23,8 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 """The supported versions. Version 1 had counts of 32 bits, and its files are no longer in use."""
 ALIGNMENT = 32
+LENGTH = struct.Struct("<Q")
+"""The length in bytes that precedes a string."""
 STRING, ARRAY = 8, 9
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """The numeric types of metadata, as formats of `struct`."""
@@ -108,23 +111,35 @@ class _Reader:
         self.at += struct.calcsize(form)
         return value
 
+    def _texts(self, count: int) -> list[str]:
+        """Read strings in one loop without calls, since a vocabulary has hundreds of thousands of them."""
+        data, size, at = self.data, len(self.data), self.at
+        read_length = LENGTH.unpack_from
+        texts: list[str] = []
+        for _ in range(count):
+            start = at + LENGTH.size
+            at = start + read_length(data, at)[0]
+            if at > size:
+                raise struct.error
+            texts.append(data[start:at].decode())
+        self.at = at
+        return texts
+
     def _text(self) -> str:
-        [length] = self._take("Q")
-        if self.at + length > len(self.data):
-            raise struct.error
-        self.at += length
-        return self.data[self.at - length : self.at].decode()
+        return self._texts(1)[0]
 
     def _single(self, kind: int) -> object:
         return self._text() if kind == STRING else self._take(NUMBERS[kind])[0]
 
-    def _array(self) -> list[object]:
+    def _array(self) -> list[Any]:
         kind, count = self._take("IQ")
         if count > len(self.data):
             raise struct.error
-        if kind in NUMBERS:
-            return list(self._take(f"{count}{NUMBERS[kind]}"))
-        return [self._array() if kind == ARRAY else self._single(kind) for _ in range(count)]
+        if kind == STRING:
+            return self._texts(count)
+        if kind == ARRAY:
+            return [self._array() for _ in range(count)]
+        return list(self._take(f"{count}{NUMBERS[kind]}"))
 
     def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._text()
