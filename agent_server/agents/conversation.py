@@ -9,6 +9,7 @@ import msgspec
 from ag_ui.core import ActivityMessage, AssistantMessage, Message, ToolMessage
 
 from events.message import each_dict
+from events.template.history import read_arguments
 
 
 class Conversation:
@@ -124,17 +125,10 @@ def _calls_and_results(messages: Sequence[Message], at: int, repeatable: Collect
         end += 1
     if any(call.id not in results or call.function.name not in repeatable for call in message.tool_calls):
         return end, None
+    # the arguments' values, so that white space and the order of keys do not matter
     return end, [
-        (call.function.name, _parsed(call.function.arguments), results[call.id]) for call in message.tool_calls
+        (call.function.name, read_arguments(call.function.arguments), results[call.id]) for call in message.tool_calls
     ]
-
-
-def _parsed(arguments: str) -> object:
-    """Return the arguments' value, so that white space and the order of keys do not matter."""
-    try:
-        return msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
-        return arguments
 
 
 def instructions_of(instructions: str, state: dict[str, object] | None) -> str | None:

@@ -221,7 +221,7 @@ class Loop:
         options = self._options
         if number > 1 and options.tool_choice.mode in ("required", "named"):
             options = msgspec.structs.replace(options, tool_choice=ToolChoice())
-        if repeated:
+        if repeated and options.tool_choice.mode == "auto":
             options = msgspec.structs.replace(options, tool_choice=ToolChoice("none"))
         instructions = self._agent.instructions
         text = instructions(self._state.value) if callable(instructions) else instructions

@@ -146,6 +146,30 @@ async def test_a_model_that_repeats_a_call_with_the_same_result_answers_without_
     assert later == ["user", "assistant", "tool", "assistant", "user"]
 
 
+@pytest.mark.parametrize("arguments", ['{"key": "x"}', "[" * 5000, '{"key": "\ud800"}'])
+async def test_a_choice_that_was_asked_for_holds_after_a_repetition_in_the_history(arguments: str):
+    @tool(idempotent=True)
+    def press(key: str) -> str:
+        """Press a key."""
+        return "ok"
+
+    def made(id: str) -> list[dict[str, object]]:
+        function = {"name": "press", "arguments": arguments}
+        calls = [{"id": id, "type": "function", "function": function}]
+        return [
+            {"id": f"m{id}", "role": "assistant", "toolCalls": calls},
+            {"id": f"r{id}", "role": "tool", "toolCallId": id, "content": "ok"},
+        ]
+
+    model = Model([call("press", key="x"), "Done."], grammars=True)
+    options = GenerationOptions(store=False, tool_choice=ToolChoice("required"))
+    async with House(Agent(name="default", tools=[press]), model) as house:
+        house.messages += [{"id": "u", "role": "user", "content": "Press x."}, *made("1"), *made("2")]
+        events = await house.ask(options=options)
+    assert text_of(events) == "Done."
+    assert model.told[0]["choice"] == "required"
+
+
 @pytest.mark.parametrize("repeats_calls", [False, True])
 async def test_a_model_may_poll(repeats_calls: bool):
     """Other results are progress; the same results are if the agent says so."""
