@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from agent_server.agents import Agent, McpServer
 from agent_server.agents.mcp.mcp_callee import McpCallee
+from agent_server.certificates import ssl_context
 from agent_server.engines.scripted import Script
 from agent_server.runs.store import Store
 from events.vocabulary import (
@@ -183,6 +185,22 @@ async def test_a_server_that_is_away_is_a_warning_and_its_tools_are_missing(tmp_
         events = await house.ask("go")
     assert text_of(events) == "Alone."
     assert [each.split()[3] for each in events[-1].metadata["warnings"]] == ["gone", "nowhere"]
+
+
+async def test_certificates_are_read_once_for_all_sessions(monkeypatch):
+    reads = []
+    read = ssl.SSLContext.load_verify_locations
+
+    def load(context: ssl.SSLContext, *paths) -> None:
+        reads.append(paths)
+        read(context, *paths)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", load)
+    ssl_context.cache_clear()
+    away = [McpServer(name=name, url="http://127.0.0.1:9/mcp") for name in ("one", "two")]
+    async with House(Agent(name="default", mcp_servers=away), Model(["Alone."])) as house:
+        await house.ask("go")
+    assert len(reads) == 1
 
 
 async def test_tools_may_be_chosen_renamed_and_approved(tmp_path):

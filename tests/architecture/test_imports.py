@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,14 +24,20 @@ def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
-def imported(path: Path) -> set[str]:
+@cache
+def syntax_nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text("utf-8"))))
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names.add(node.module)
-    return names
+    return frozenset(names)
 
 
 @pytest.mark.parametrize("package", ALLOWED)
@@ -61,7 +68,7 @@ def test_a_clock_hidden_behind_datetime_is_found_too():
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for package in ("events", "adapters")
         for path in modules(package)
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in syntax_nodes(path)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in readers
@@ -86,7 +93,7 @@ FLOORS: list[set[str]] = [
     {"generation"},
     {"media", "observability"},
     {"engine_protocol", "model_files", "settings", "bounded", "fair_threads", "pacing", "ids", "version", "_names"},
-    {"fair_slots", "user"},
+    {"certificates", "fair_slots", "user"},
 ]
 """The rooms of agent_server from the top floor down. A room imports from lower floors alone."""
 
@@ -127,8 +134,8 @@ def module_name(path: Path) -> str:
 
 def targets(path: Path, names: set[str]) -> set[str]:
     """The modules of `names` that a file imports, or imports names from."""
-    found = imported(path)
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    found = set(imported(path))
+    for node in syntax_nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module in names:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= inner
@@ -176,7 +183,7 @@ def test_a_circle_is_found():
 
 def _bindings(path: Path) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in syntax_nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name):
@@ -191,7 +198,7 @@ def test_names_that_no_other_test_imports_exist(package: str):
     """A benchmark is seldom run, so a renamed module would break it unnoticed."""
     missing: list[str] = []
     for path in modules(package):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in syntax_nodes(path):
             if not (isinstance(node, ast.ImportFrom) and node.level == 0 and node.module):
                 continue
             source = ROOT.joinpath(*node.module.split("."))

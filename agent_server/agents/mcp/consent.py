@@ -32,6 +32,7 @@ from pydantic import AnyUrl, BaseModel
 from agent_server.agents.mcp.limited_body import limit_body
 from agent_server.agents.mcp.mcp_server import McpServer, UserConsent
 from agent_server.agents.sealing import Sealer
+from agent_server.certificates import ssl_context
 from agent_server.observability.audit import note
 from agent_server.runs.store import Store
 from agent_server.user import User
@@ -139,7 +140,9 @@ class Consents:
             raise ConsentRefused(f"The sign-in to {server.name} was not completed: {(error or 'no code')[:200]}.")
         provider = UserTokens(server, self, user)
         try:
-            async with httpx2.AsyncClient(timeout=EXCHANGE_SECONDS, event_hooks={"response": [limit_body]}) as http:
+            async with httpx2.AsyncClient(
+                timeout=EXCHANGE_SECONDS, event_hooks={"response": [limit_body]}, verify=ssl_context()
+            ) as http:
                 await provider.exchange(pending, code, issuer, http)
         except (OAuthFlowError, OAuthTokenError, httpx2.HTTPError, ValueError) as failure:
             logger.warning("MCP server %s: a code could not be exchanged for a token: %s", server.name, failure)

@@ -24,6 +24,7 @@ from mcp.client.streamable_http import MCP_SESSION_ID
 from agent_server.agents.mcp.consent import ConsentRequired
 from agent_server.agents.mcp.limited_body import EVENTS, has_events, limit_body
 from agent_server.agents.mcp.repairs import MESSAGE_BYTES, messages_in, printable, repair_message
+from agent_server.certificates import ssl_context
 
 logger = logging.getLogger("agent_server.mcp")
 BRIEF_SECONDS = 10.0
@@ -43,7 +44,7 @@ class GuardedClient(httpx2.AsyncClient):
     """An HTTP client whose requests to an MCP server always return an answer that the SDK can read."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(event_hooks={"response": [limit_body]}, **settings)
+        super().__init__(event_hooks={"response": [limit_body]}, verify=ssl_context(), **settings)
         # The SDK sends each request in a task of its own, and continues a stream that ended in that same task.
         self._exchanges: weakref.WeakKeyDictionary[asyncio.Task[Any], _Exchange] = weakref.WeakKeyDictionary()
         self._next_stream = 0.0

@@ -19,6 +19,7 @@ import jwt
 import msgspec
 
 from adapters.errors import RequestError
+from agent_server.certificates import ssl_context
 from agent_server.http.auth.principal import SCOPES, Principal, Quota
 from agent_server.settings import IssuerSettings
 
@@ -51,7 +52,7 @@ async def fetch_json(url: str) -> Mapping[str, object]:
     """Fetch a JSON object. Raises OSError or ValueError."""
     try:
         async with (
-            httpx2.AsyncClient(timeout=FETCH_SECONDS) as client,
+            httpx2.AsyncClient(timeout=FETCH_SECONDS, verify=ssl_context()) as client,
             client.stream("GET", url, headers={"accept": "application/json"}) as answer,
         ):
             answer.raise_for_status()
