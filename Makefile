@@ -89,7 +89,7 @@ test-long: setup ## the long property and fuzz runs (SPLITS=, CASES= to change)
 	$(PY) -m pytest -m slow
 	RUNS=10000 $(PY) -m pytest tests/engines/replicas/test_chaos.py
 	$(PY) tests/properties/long_runs.py --splits $(or $(SPLITS),100000) --cases $(or $(CASES),1000000)
-	STRANGERS=$(or $(STRANGERS),20) PYTHON="$(CURDIR)/$(PY)" node --test --test-timeout=3600000 --test-force-exit tests/browser/stranger.test.mjs
+	STRANGERS=$(or $(STRANGERS),20) STEPS=60 PYTHON="$(CURDIR)/$(PY)" node --test --test-timeout=3600000 --test-force-exit tests/browser/stranger.test.mjs
 	VIEWS=all PYTHON="$(CURDIR)/$(PY)" node --test --test-concurrency=1 --test-timeout=600000 --test-force-exit \
 		tests/browser/appearance.test.mjs tests/browser/walk.test.mjs
 	PYTHON="$(CURDIR)/$(PY)" node --test --test-timeout=1800000 --test-force-exit tests/tutorials/*.test.mjs

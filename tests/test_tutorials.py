@@ -25,6 +25,7 @@ from agent_server.engines.scripted import Script
 from tests.code_blocks import ROOT, blocks
 from tests.conformance.node import NodeClients, node_clients
 from tests.server import scripted, serving
+from tests.slow import slow
 
 __all__ = ["node_clients"]
 TUTORIALS = ROOT / "docs" / "tutorials"
@@ -153,7 +154,7 @@ def compiled(page: str, url: str, folder: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ["copilotkit.md", *slow(page for page in PAGES if page != "copilotkit.md")])
 async def test_a_page_asks_before_an_email_is_sent(page: str, node_clients: NodeClients, tmp_path: Path):
     if not (FRONT / ".bin" / "tsc").exists():
         pytest.skip("the front end's packages are not installed: make demo")

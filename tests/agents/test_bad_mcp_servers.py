@@ -26,6 +26,7 @@ from tests.agents.bad_mcp_server import RAW, RESULTS, TOOLS, HttpServer
 from tests.agents.harness import House, of
 from tests.agents.models import Model, call
 from tests.agents.test_mcp import Http, text_of
+from tests.slow import slow
 
 BAD = str(Path(__file__).with_name("bad_mcp_server.py"))
 
@@ -182,7 +183,11 @@ async def check(case: Case, bad: McpServer, healthy: McpServer, patched: pytest.
     assert re.search(case.warns, warnings) if case.warns else not warnings, warnings[:1000]
 
 
-@pytest.mark.parametrize("kind", STDIO)
+SAME = [kind for kind in CASES if STDIO[kind] is CASES[kind]]
+"""What a server does alike over both transports is tried over HTTP."""
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind in STDIO if kind not in SAME), *slow(SAME)])
 async def test_a_bad_server_over_stdio_spoils_nothing_but_itself(kind, healthy, monkeypatch):
     case = STDIO[kind]
     bad = McpServer(name="bad", command=(sys.executable, BAD, kind), time_limit=case.time_limit)

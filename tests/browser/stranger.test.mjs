@@ -1,4 +1,4 @@
-// A stranger over the page: sixty steps in random order, by a seed. Nothing may be said on the console, nothing may hang,
+// A stranger over the page: steps in random order, by a seed. Nothing may be said on the console, nothing may hang,
 // and what the page shows of a person's own words must be there again after a reload.
 //   STRANGERS=20 STEPS=60 SEED=1 node --test tests/browser/stranger.test.mjs
 import assert from "node:assert/strict";
@@ -8,7 +8,7 @@ import { browser, openDemo, PHONE, say, sendButton, server, WIDE, withServer } f
 withServer();
 
 const STRANGERS = Number(process.env.STRANGERS ?? 1);
-const STEPS = Number(process.env.STEPS ?? 60);
+const STEPS = Number(process.env.STEPS ?? 25);
 const SEED = Number(process.env.SEED ?? 1);
 const LONGEST = 20_000;
 const PATIENCE = 4_000;

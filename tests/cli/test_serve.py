@@ -20,6 +20,7 @@ import pytest
 from agent_server.cli.serve import loop_factory
 from agent_server.http.server import BUNDLED
 from tests.server import READY_SECONDS, ROOT
+from tests.slow import slow
 
 COMMAND = "from agent_server.cli.main import main; main()"
 
@@ -94,13 +95,17 @@ FOLDERS = "Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         (2, ["--store", "nonsense"], "The store's URL cannot be used"),
         (2, ["--api-key", ""], "api_keys: Value error, A key may not be empty."),
         (2, ["--log-level", "loud"], "log_level: Input should be 'debug', 'info', 'warning' or 'error'."),
-        (1, ["--dtype", "int3"], "Unknown dtype 'int3'"),
         (
             1,
             ["{}/pointer"],
             "{}/pointer/model.safetensors is a pointer of Git LFS instead of the file: run `git lfs pull`",
         ),
-        (1, ["--max-context", "100000"], "--max-context 100000 is more than the 4096 tokens"),
+        *slow(
+            [
+                (1, ["--dtype", "int3"], "Unknown dtype 'int3'"),
+                (1, ["--max-context", "100000"], "--max-context 100000 is more than the 4096 tokens"),
+            ]
+        ),
     ],
 )
 async def test_what_cannot_be_served_ends_with_one_sentence(
@@ -128,7 +133,7 @@ def hangup() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hangup")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *slow([signal.SIGHUP])])
 async def test_a_signal_lets_a_running_answer_end_and_exits_with_0(number: signal.Signals):
     body = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 60, "stream": True, "ignore_eos": True}
     async with command() as (process, url), httpx.AsyncClient(base_url=url, timeout=30) as client:

@@ -46,10 +46,15 @@ def endless() -> tuple[int, ...]:
 
 def greedy(ids: Sequence[int], count: int, *, ignore_eos: bool = False, **options: Any) -> list[int]:
     """transformers' answer, the end of sequence included."""
-    given = torch.tensor([list(ids)])
     if ignore_eos:
-        options["min_new_tokens"] = count
-        options["eos_token_id"] = None
+        options |= {"min_new_tokens": count, "eos_token_id": None}
+    return list(_greedy(tuple(ids), count, tuple(sorted(options.items()))))
+
+
+@cache
+def _greedy(ids: tuple[int, ...], count: int, options: tuple[tuple[str, Any], ...]) -> tuple[int, ...]:
+    """Every engine is compared with the same answers, so each is computed once."""
+    given = torch.tensor([ids])
     with torch.inference_mode():
         out = model().generate(
             input_ids=given,
@@ -57,9 +62,9 @@ def greedy(ids: Sequence[int], count: int, *, ignore_eos: bool = False, **option
             max_new_tokens=count,
             do_sample=False,
             pad_token_id=0,
-            **options,
+            **dict(options),
         )
-    return [int(number) for number in out[0, len(ids) :]]
+    return tuple(int(number) for number in out[0, len(ids) :])
 
 
 def logprobs(ids: Sequence[int]) -> torch.Tensor:
@@ -81,4 +86,4 @@ def penalised(ids: Sequence[int], count: int, *, frequency: float, presence: flo
 
 def without_end(ids: Sequence[int], count: int) -> list[int]:
     """transformers' answer where the end of sequence can never be chosen."""
-    return greedy(ids, count, ignore_eos=True, suppress_tokens=list(files().stop_token_ids))
+    return greedy(ids, count, ignore_eos=True, suppress_tokens=files().stop_token_ids)

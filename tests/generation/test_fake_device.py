@@ -29,6 +29,7 @@ from tests.generation.fake_device import DEVICE, GIB, HiddenWait, fake_cuda
 from tests.generation.harness import Driver
 from tests.generation.test_adapters import make_adapter
 from tests.generation.tiny_models import make_model, save
+from tests.slow import slow
 
 FAMILIES = ("llama", "gemma2", "gpt-oss", "qwen3-moe")
 
@@ -187,8 +188,7 @@ def test_graphs_that_are_switched_off_and_adapters_are_named(serve, adapter):
     [
         ("llama", {"overlap": False}),
         ("gemma2", {}),
-        ("gpt-oss", {}),
-        ("qwen3-moe", {"overlap": False}),
+        *slow([("gpt-oss", {}), ("qwen3-moe", {"overlap": False})]),
     ],
 )
 def test_no_step_mixes_devices_or_waits(family, options, serve):

@@ -10,11 +10,15 @@ from agent_server.generation.loading.probe import fit
 from agent_server.generation.scheduling import slabs
 from tests.generation.harness import Driver, assert_greedy, expected, prompts
 from tests.generation.tiny_models import OWN_CACHES, PACKED, RECORDED, make_model
+from tests.slow import slow
 
 COUNT = 40
 
 
-@pytest.fixture(scope="module", params=[*PACKED, *OWN_CACHES])
+QUICK = ("llama", "qwen2", "gemma2", "gemma3", "phi3", "qwen3-moe", "gpt-oss", "lfm2")
+
+
+@pytest.fixture(scope="module", params=[*QUICK, *slow(name for name in PACKED | OWN_CACHES if name not in QUICK)])
 def reference(request):
     """A family and an untouched model of it."""
     return request.param, make_model(request.param)

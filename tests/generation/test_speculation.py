@@ -22,6 +22,7 @@ from agent_server.generation.scheduling.sequence import Sequence
 from agent_server.generation.scheduling.speculation import PromptLookup, Speculation
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import PACKED, make_model, make_tokenizer
+from tests.slow import slow
 
 NEW = 24
 SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["alpha", "beta"]}}, "required": ["kind"]}
@@ -112,7 +113,7 @@ def compiler():
 WAYS = {"slab": {"memory": "slab"}, "paged": {"memory": "paged"}, "late": {"memory": "paged", "overlap": True}}
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=["late", *slow(["slab", "paged"])])
 def way(request):
     return WAYS[request.param]
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import jsonschema
 import torch
+from jsonschema.validators import validator_for
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_server.engine_protocol.detokenizer import TokenizerVocabulary
@@ -253,14 +254,14 @@ def judge(
     calls, said = read(walker, functions, ids, asked.get("stage", "content"), required=required)
     problems = [] if calls or not required else ["no call"]
     problems += ["text in front of or behind calls"] if required and said.strip() else []
-    declared = {function.name: function.schema for function in functions}
+    declared = {each.name: validator_for(each.schema)(each.schema, format_checker=FORMATS) for each in functions}
     for name, arguments in calls:
         tally.calls += 1
         if name not in declared:
             problems.append("undeclared name")
             continue
         try:
-            jsonschema.validate(json.loads(arguments), declared[name], format_checker=FORMATS)
+            declared[name].validate(json.loads(arguments))
         except ValueError:
             problems.append("no JSON")
         except jsonschema.ValidationError as error:

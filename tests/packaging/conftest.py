@@ -1,4 +1,5 @@
-"""The archives that users install, built once for all of these tests."""
+"""The archives that users install. The tests that use them are slow: `scripts/test` runs them in one process, which builds
+them once."""
 
 from __future__ import annotations
 

@@ -53,6 +53,7 @@ def test_what_is_wrong_with_an_archive_is_said(tmp_path: Path, changes: dict[str
         release.check_archive(archive(tmp_path, **changes))
 
 
+@pytest.mark.slow
 def test_the_sdist_and_the_wheel_pass_but_for_a_page_that_was_not_built(archives: tuple[Path, Path]):
     built = (release.ROOT / release.PAGE).is_file()
     for path in archives:

@@ -27,6 +27,7 @@ def imported(folder: Path, module: str = "agent_server") -> subprocess.Completed
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_three_packages_the_model_and_the_migrations(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
@@ -36,6 +37,7 @@ def test_the_wheel_holds_the_three_packages_the_model_and_the_migrations(wheel: 
     assert not [name for name in names if name.endswith((".pyc", ".db"))]
 
 
+@pytest.mark.slow
 def test_the_built_page_travels_and_stays_small(wheel: Path):
     archive = zipfile.ZipFile(wheel)
     page = [info for info in archive.infolist() if info.filename.startswith("agent_server/static/demo/")]
@@ -43,6 +45,7 @@ def test_the_built_page_travels_and_stays_small(wheel: Path):
     assert sum(info.compress_size for info in page) <= 2 * 2**20
 
 
+@pytest.mark.slow
 def test_it_imports_beside_its_dependencies(wheel: Path, tmp_path: Path):
     pip("install", "--no-deps", "--target", tmp_path, wheel)
     done = imported(tmp_path)
@@ -50,6 +53,7 @@ def test_it_imports_beside_its_dependencies(wheel: Path, tmp_path: Path):
     assert str(tmp_path) in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("other", "says"), [("Events==0.5", "Events"), ("adapters==1.2.0", "adapters")])
 def test_a_distribution_that_overwrites_a_package_is_named(wheel: Path, tmp_path: Path, other: str, says: str):
     pip("install", "--no-deps", "--target", tmp_path, wheel)

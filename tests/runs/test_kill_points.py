@@ -39,6 +39,7 @@ from events.vocabulary import (
 )
 from tests.agents.harness import House, of
 from tests.agents.models import Model, call
+from tests.slow import slow
 
 ANSWER = "It is paid, and this is told in a sentence of many tokens so that it can be cut anywhere."
 TURN = "<think>Both.</think>I look first." + call("look", at="may") + call("pay", sum=5)
@@ -180,9 +181,7 @@ class World:
     [
         (1, 24, False),
         (2, 8, True),
-        pytest.param(1, 60, False, marks=pytest.mark.slow),
-        pytest.param(3, 16, False, marks=pytest.mark.slow),
-        pytest.param(1, 30, True, marks=pytest.mark.slow),
+        *slow([(1, 60, False), (3, 16, False), (1, 30, True)]),
     ],
 )
 async def test_a_run_goes_on_from_every_kill_point(tmp_path: Path, deep: int, most: int, asks: bool):
@@ -203,7 +202,7 @@ async def test_a_run_goes_on_from_every_kill_point(tmp_path: Path, deep: int, mo
         points = following
 
 
-@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("early", [False, *slow([True])])
 async def test_servers_that_are_killed_between_two_turns_send_each_result_once(
     tmp_path: Path, early: bool, monkeypatch: pytest.MonkeyPatch
 ):

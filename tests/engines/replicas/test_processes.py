@@ -49,6 +49,7 @@ async def test_a_worker_killed_in_mid_stream_is_not_seen_in_the_events():
         assert (state["ready"], state["state"]) == (True, "degraded")
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_told_to_stop_hands_its_runs_on():
     """SIGTERM: what is not done within the drain time goes on elsewhere, and the worker ends properly."""
     with workers(2, drain="0.2") as two, gateway(*two, AGENT_SERVER_DEMO="false") as (_, url):

@@ -14,6 +14,7 @@ from events.vocabulary import RunFinished, TextMessageContent
 from tests.agents.harness import House, of
 from tests.agents.models import Model
 from tests.runs.store.doomed import RUNS
+from tests.slow import slow
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,7 +33,7 @@ def killed_after(url: str, finished: int) -> dict[str, tuple[str, str]]:
     return {thread: (run, text) for thread, run, text in ended}
 
 
-@pytest.mark.parametrize("finished", [1, 7])
+@pytest.mark.parametrize("finished", [*slow([1]), 7])
 async def test_a_killed_server_leaves_threads_that_can_be_read_and_used(url: str, finished: int):
     committed = killed_after(url, finished)
     assert finished <= len(committed) < RUNS
