@@ -5,6 +5,7 @@ All files that the pages need are served from here. The streams show one run on 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import hashlib
@@ -213,10 +214,14 @@ The description itself is at <a href="openapi.json">openapi.json</a>.</p></html>
 
 
 def reference_routes(server: Server) -> list[BaseRoute]:
+    building = asyncio.Lock()
+
     async def description(request: Request) -> Response:
         prefix = request.scope.get("root_path", "")
         below = {"servers": [{"url": prefix}]} if prefix else {}
-        return Response(msgspec.json.encode({**request.app.openapi(), **below}), media_type="application/json")
+        async with building:  # in a thread, since the first time takes a second or two
+            built = await asyncio.to_thread(request.app.openapi)
+        return Response(msgspec.json.encode({**built, **below}), media_type="application/json")
 
     async def page(request: Request) -> Response:
         return HTMLResponse(REFERENCE_PAGE if is_built else NO_REFERENCE, headers=REFERENCE_HEADERS)

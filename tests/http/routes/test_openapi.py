@@ -18,7 +18,7 @@ from openapi_spec_validator import validate
 from schemathesis.checks import CHECKS
 from starlette.routing import Route
 
-from agent_server.http.app import create_app
+from agent_server.http.app import Application, create_app
 from agent_server.http.openapi.operation import Operation
 from agent_server.http.openapi.operations import OPERATIONS
 from tests.server import Running, scripted, serving
@@ -186,3 +186,18 @@ def test_every_answer_fits_its_description(api: schemathesis.schemas.BaseSchema,
         case.call_and_validate(checks=CHECKS.get_by_names(list(checks)), timeout=20)
 
     answer()
+
+
+async def test_the_description_is_built_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+    """It takes a second or two, in which others are served."""
+    threads: list[int] = []
+    build = Application.openapi
+
+    def openapi(app: Application) -> dict[str, object]:
+        threads.append(threading.get_ident())
+        return build(app)
+
+    monkeypatch.setattr(Application, "openapi", openapi)
+    async with serving(scripted("hi")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        assert (await client.get("/openapi.json")).json()["openapi"].startswith("3.")
+    assert threads and threading.get_ident() not in threads
