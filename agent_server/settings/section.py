@@ -8,15 +8,15 @@ prefix, unless `Option` names another. So a new setting is one line in its secti
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr, create_model
+from dotenv import dotenv_values
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ENV_FILE = ".env"
 
@@ -82,18 +82,13 @@ def put(tree: dict[str, object], path: tuple[str, ...], value: object) -> None:
     put(below, tuple(further), value)
 
 
-@cache
-def _variables(options: frozenset[str], prefix: str) -> type[BaseSettings]:
-    """Return a model that reads options' variables as raw text; the sections convert and validate it."""
-    config = SettingsConfigDict(env_prefix=prefix, extra="ignore")
-    base = type("Variables", (BaseSettings,), {"model_config": config})
-    return create_model("Variables", __base__=base, **dict.fromkeys(options, (str | None, None)))  # type: ignore[call-overload,no-any-return]
-
-
-def from_environment(options: Iterable[str], prefix: str, env_file: Path | str | None) -> dict[str, object]:
-    """Return the options that the environment or the file sets. The environment takes precedence."""
-    variables = _variables(frozenset(options), prefix)(_env_file=env_file)
-    return variables.model_dump(exclude_unset=True)
+def from_environment(options: Iterable[str], prefix: str, env_file: Path | str | None) -> dict[str, str]:
+    """Return the options that the environment or the file sets, in upper or lower case, as raw text: the sections
+    convert and validate it. The environment takes precedence."""
+    in_file = dotenv_values(Path(env_file).expanduser()) if env_file is not None else {}
+    variables = {name.lower(): value for name, value in (in_file | os.environ).items() if value is not None}
+    named = {option: f"{prefix}{option}".lower() for option in options}
+    return {option: variables[name] for option, name in named.items() if name in variables}
 
 
 def faults(model: type[BaseModel], errors: Iterable[ErrorDetails]) -> list[str]:
