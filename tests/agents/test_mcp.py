@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import httpx
+import httpx2
 import pytest
 
 from agent_server.agents import Agent, McpServer
@@ -196,6 +197,8 @@ async def test_certificates_are_read_once_for_all_sessions(monkeypatch):
         read(context, *paths)
 
     monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", load)
+    # The cache of the tests would hide what the server does.
+    monkeypatch.setattr(httpx2._transports.default, "create_ssl_context", httpx2.create_ssl_context)
     ssl_context.cache_clear()
     away = [McpServer(name=name, url="http://127.0.0.1:9/mcp") for name in ("one", "two")]
     async with House(Agent(name="default", mcp_servers=away), Model(["Alone."])) as house:
