@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 import pytest
@@ -27,11 +27,12 @@ WITH_CALLS = [
 ]
 
 
-def translated(name: str, case: Case, text: str, reason: str, stop: str | int | None = None) -> list[Event]:
+def translated(name: str, case: Case, pieces: Iterable[str], reason: str, stop: str | int | None = None) -> list[Event]:
+    """The events of an output that comes in pieces; of a text in its characters."""
     ids = count()
     tools = None if case.tools is None else [{"name": tool, "parameters": each} for tool, each in case.tools.items()]
     translator = Translator(FORMATS[name], tools=tools, opened=case.prefix, new_id=lambda kind: f"{kind}_{next(ids)}")
-    events = [event for character in text for event in translator.feed(character)]
+    events = [event for piece in pieces for event in translator.feed(piece)]
     return events + translator.finish(reason, stop)
 
 
@@ -50,7 +51,7 @@ def test_no_call_that_was_cut_off_is_complete(name: str, cases: list[Case]) -> N
     for case in cases:
         whole = [(call.name, call.arguments) for call in calls_of(translated(name, case, case.text, "stop"))]
         for length in range(len(case.text)):
-            for number, call in enumerate(calls_of(translated(name, case, case.text[:length], "length"))):
+            for number, call in enumerate(calls_of(translated(name, case, [case.text[:length]], "length"))):
                 if call.complete:
                     assert (call.name, json.loads(call.arguments)) == (whole[number][0], json.loads(whole[number][1]))
 
