@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterator
+from contextvars import copy_context
 from typing import Any
 
 import httpx
@@ -171,8 +172,12 @@ async def test_a_line_says_whose_request_and_run_it_belongs_to(kept: Kept, monke
 
 def test_a_json_line_of_an_outage_has_no_trace():
     made = record("the store failed", error=raised(ConnectionRefusedError(111, "Connect call failed")))
-    note_ids(request="r1", tenant="")
-    IdFilter().filter(made)
+
+    def in_a_request() -> None:
+        note_ids(request="r1", tenant="")
+        IdFilter().filter(made)
+
+    copy_context().run(in_a_request)
     line = json.loads(JsonFormatter().format(made))
     assert line.pop("time").endswith("Z")
     assert line == {
