@@ -13,6 +13,7 @@ from PIL import Image
 from agent_server.engines.scripted import Script
 from tests.clients.agents import AGENTS, FOLDER
 from tests.clients.model import Model, call, connected, first_events
+from tests.slow import slow
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
 CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)":(\d+)')
@@ -20,7 +21,7 @@ LEAST = 0.95
 
 
 @pytest.mark.cell("ten turns")
-@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [5, *slow([60])])
 @pytest.mark.parametrize("agent", ["codex", "claude"])
 async def test_ten_turns_stay_cached(agent: str, tmp_path: Path, seconds: int, request: pytest.FixtureRequest) -> None:
     if not (FOLDER / "node_modules").is_dir():

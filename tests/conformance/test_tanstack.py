@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from ag_ui.core import RunAgentInput
 
 from agent_server.agents import Agent, ToolContext, tool
 from agent_server.engines.scripted import Script
@@ -124,3 +126,26 @@ async def test_a_stream_that_broke_off_goes_on_with_the_same_run(node_clients: N
         assert report["messages"][-1] == ["assistant", [["text", "It is red."]]]
         assert [kind for kind, _ in await stored(running)] == ["user", "reasoning", "assistant", "tool", "assistant"]
         assert len(engine.requests) == 2
+
+
+async def test_an_answer_of_two_texts_stays_two_messages(node_clients: NodeClients) -> None:
+    """The client makes one message of an answer with calls or reasoning, but not of texts."""
+
+    async def pair(input: RunAgentInput) -> AsyncIterator[dict[str, Any]]:
+        for part in ("First. ", "Second."):
+            message = {"messageId": f"{input.run_id}-{part[0]}", "role": "assistant"}
+            yield {"type": "TEXT_MESSAGE_START", **message}
+            yield {"type": "TEXT_MESSAGE_CONTENT", "messageId": message["messageId"], "delta": part}
+            yield {"type": "TEXT_MESSAGE_END", "messageId": message["messageId"]}
+
+    class Pair:
+        name = "helper"
+        run = staticmethod(pair)
+
+    async with serving(scripted(""), agents=[Pair()]) as running:
+        report = await converse(
+            node_clients, running, steps=[{"say": "One", "requests": 1}, {"say": "Two", "requests": 2}]
+        )
+        assert report["errors"] == []
+        answer = [("assistant", "First. "), ("assistant", "Second.")]
+        assert await stored(running) == [("user", "One"), *answer, ("user", "Two"), *answer]

@@ -16,6 +16,7 @@ from benchmarks.families import agrees
 from benchmarks.family_shapes import VOCAB, make
 from tests.generation.harness import Driver
 from tests.generation.test_cache_holds import send_back
+from tests.slow import slow
 
 COUNT = 6
 THINKS = 2
@@ -33,7 +34,7 @@ APART = ["rwkv", "xlstm", "deepseek_v4"]
 """Whose padding is not told from tokens."""
 
 
-@pytest.fixture(scope="module", params=[*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.fixture(scope="module", params=[*FAST, *slow(SLOW)])
 def models(request):
     """What is served, and an untouched copy."""
     model = make(request.param)

@@ -109,14 +109,12 @@ def in_stored_form(stored: Sequence[Message], sent: Sequence[Message]) -> list[M
     """
     answers = _answers(stored)
     answer_of = {id: answer for answer in answers for id in _ids(answer)}
-    stored_texts = {str(message["id"]): _as_text(message.get("content")) for message in stored}
+    stored_ids = {str(message["id"]) for message in stored}
     found: list[Message] = []
     for is_answer, group in groupby(sent, _is_of_answer):
         messages = list(group)
         answer = next((answer_of[id] for id in _ids(messages) if id in answer_of), None) if is_answer else None
-        if answer is None or all(
-            stored_texts.get(str(message["id"])) == _as_text(message.get("content")) for message in messages
-        ):
+        if answer is None or all(str(message["id"]) in stored_ids for message in messages):
             found += messages
         else:
             found += _as_stored(answer, messages) or messages
