@@ -456,15 +456,15 @@ class AguiSession:
 
     def take(self, message: ReadMessage | RequestError) -> list[Action]:
         """Return the actions for a decoded message."""
+        if isinstance(message, RequestError):
+            return self._refuse(message)
+        kind, fields, inbound = message
         try:
-            if isinstance(message, RequestError):
-                raise message
-            kind, fields, inbound = message
             match kind:
                 case "run":
                     self._begin()
                     if not isinstance(inbound, Inbound):
-                        raise inbound or wrong("input", "is required")
+                        return self._refuse(inbound or wrong("input", "is required"))
                     self._legacy = inbound.extra.legacy
                     self.reading = True
                     return [StartRun(inbound, fields.get("agent", DEFAULT_AGENT))]
@@ -484,10 +484,13 @@ class AguiSession:
                     return [ControlRun(kind, control.parameters or {})]
             raise wrong("type", "must be run, subscribe, cancel, pause, resume or modify")
         except RequestError as error:
-            if error.kind not in CLOSING:
-                return self.on_refused(error)
-            self.reading = False
-            return [*self.on_refused(error), Close(row(error.kind).close, error.kind)]
+            return self._refuse(error)
+
+    def _refuse(self, error: RequestError) -> list[Action]:
+        if error.kind not in CLOSING:
+            return self.on_refused(error)
+        self.reading = False
+        return [*self.on_refused(error), Close(row(error.kind).close, error.kind)]
 
     def receive(self, data: str | bytes) -> list[Action]:
         """`read` and `take` in one step."""

@@ -475,10 +475,10 @@ class GenerationSession:
 
     def take(self, message: ReadMessage | RequestError) -> list[Action]:
         """Return the actions for a decoded message."""
+        if isinstance(message, RequestError):
+            return self._refuse(message)
+        kind, fields, inbound = message
         try:
-            if isinstance(message, RequestError):
-                raise message
-            kind, fields, inbound = message
             if self.state == "waiting" and kind in ("control", "feedback"):
                 return self._close(
                     RequestError("invalid_request", "The first message must be a config message.", "type")
@@ -486,9 +486,9 @@ class GenerationSession:
             match kind:
                 case "config":
                     self._check("config")
-                    start = self._start(inbound)
-                    self._config = fields
-                    return start
+                    if isinstance(inbound, Inbound):
+                        self._config = fields
+                    return self._start(inbound)
                 case "control":
                     return self._take_control(convert(fields, _Control, ""))
                 case "feedback":
@@ -504,7 +504,10 @@ class GenerationSession:
                     return [Feedback(self._request_id or "", feedback.rating, feedback.text, position)]
             raise wrong("type", "must be config, control or feedback")
         except RequestError as error:
-            return self._close(error) if error.kind in CLOSING else [self._error(error)]
+            return self._refuse(error)
+
+    def _refuse(self, error: RequestError) -> list[Action]:
+        return self._close(error) if error.kind in CLOSING else [self._error(error)]
 
     def bad_text(self) -> list[Action]:
         """Return the actions for a text message that is not UTF-8."""
@@ -518,7 +521,7 @@ class GenerationSession:
 
     def _start(self, inbound: Inbound | RequestError | None) -> list[Action]:
         if not isinstance(inbound, Inbound):
-            raise inbound or wrong("prompt", "or messages is required, but not both")
+            return self._refuse(inbound or wrong("prompt", "or messages is required, but not both"))
         self.state = "running"
         self._flags = inbound.extra
         self._messages = None

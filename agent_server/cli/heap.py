@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Callable
 
 YOUNG_OBJECTS = 10_000
@@ -20,6 +21,9 @@ NEVER = 2**30
 MANY_YOUNG = 100
 """The number of young collections after which survivors are collected although something is running. Cycles may then
 reach a million objects, about 100 MB, and one large body does not trigger it."""
+COLLECTING_SHARE = 1 / 400
+"""Of the time while something is running, spent on survivors: a collection that took 80 ms, since large requests were
+waiting, is followed by none for 32 s."""
 LOOK_SECONDS = 5.0
 PATIENT_LOOKS = 120
 """After this many looks while something was running, a full collection is made anyway."""
@@ -42,6 +46,7 @@ class QuietCollector:
     def __init__(self, busy: Callable[[], bool]) -> None:
         self._busy = busy
         self._busy_looks = 0
+        self._not_before = 0.0
 
     def look(self) -> bool:
         """Collect everything if nothing is running, or if the server has been busy for too long. Does nothing if there
@@ -51,8 +56,10 @@ class QuietCollector:
             return False
         if self._busy() and self._busy_looks < PATIENT_LOOKS:
             self._busy_looks += 1
-            if young >= MANY_YOUNG:
+            if young >= MANY_YOUNG and (begun := time.monotonic()) >= self._not_before:
                 gc.collect(1)
+                ended = time.monotonic()
+                self._not_before = ended + (ended - begun) / COLLECTING_SHARE
             return False
         self._busy_looks = 0
         gc.collect()

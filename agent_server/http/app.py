@@ -20,8 +20,15 @@ from starlette.types import Receive, Scope, Send
 from adapters.body import Notes, noting
 from adapters.errors import ErrorKind, RequestError
 from agent_server.http.auth import AuthMiddleware
-from agent_server.http.middleware.context import RequestContext, client_request_id, enter, first_headers, id_headers
-from agent_server.http.middleware.counted_send import SWITCHING, CountedSend
+from agent_server.http.middleware.context import (
+    RequestContext,
+    claim_of,
+    client_request_id,
+    enter,
+    first_headers,
+    id_headers,
+)
+from agent_server.http.middleware.counted_send import SWITCHING, CountedSend, in_slices
 from agent_server.http.middleware.errors import (
     add_version_prefix,
     error_response,
@@ -137,6 +144,7 @@ class Application(FastAPI):
             strip_repeated_prefix(scope, self._prefix)
         add_version_prefix(scope)
         unwrapped = self.user_middleware == self._layers
+        send = in_slices(send, claim_of(scope))
         headers = first_headers(scope)
         context = RequestContext(
             client_request_id(headers) or new_id("req"),

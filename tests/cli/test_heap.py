@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from agent_server.cli.heap import MANY_YOUNG, PATIENT_LOOKS, QuietCollector, settle_heap
+from agent_server.cli.heap import LOOK_SECONDS, MANY_YOUNG, PATIENT_LOOKS, QuietCollector, settle_heap
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +75,26 @@ def test_a_server_that_never_rests_collects_what_survived_many_young_collections
     for _ in range(MANY_YOUNG):
         gc.collect(0)
     assert not collector.look() and gone() is None
+
+
+def test_survivors_that_take_long_to_look_at_are_looked_at_less_often(monkeypatch):
+    """Beside large requests that waited, a collection of the survivors stopped everybody for 80 ms, every 5 seconds."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def collect(phase: str, told: dict[str, int]) -> None:
+        if phase == "start" and told["generation"] == 1:
+            now[0] += 0.08
+            collected.append(now[0])
+
+    collector, collected = QuietCollector(lambda: True), []
+    gc.callbacks.append(collect)
+    try:
+        for _ in range(12):
+            for _ in range(MANY_YOUNG):
+                gc.collect(0)
+            collector.look()
+            now[0] += LOOK_SECONDS
+    finally:
+        gc.callbacks.remove(collect)
+    assert collected == pytest.approx([0.08, 35.16])

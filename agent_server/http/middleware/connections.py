@@ -75,6 +75,10 @@ class PooledConnection(Protocol):
     @property
     def is_waiting(self) -> bool: ...
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that the system has not taken over yet, since the client reads too slowly."""
+
     def refuse(self, reason: Reason) -> None:
         """Close the connection."""
 
@@ -277,6 +281,12 @@ class Claim:
         """See `Connections.check_reserve`."""
         if (connection := self._connection()) is not None:
             self._connections.check_reserve(connection)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """See `PooledConnection.unsent_bytes`."""
+        connection = self._connection()
+        return 0 if connection is None else connection.unsent_bytes
 
 
 class UnreadTimeout:

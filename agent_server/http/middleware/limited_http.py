@@ -122,6 +122,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._cancel_timer()
 
     @property
+    def unsent_bytes(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    @property
     def is_waiting(self) -> bool:
         """Whether the server waits for the client, either to send a request or to read an answer."""
         return not self.is_closed and (self._is_idle or self.flow.write_paused)

@@ -84,6 +84,10 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     @property
+    def unsent_bytes(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    @property
     def is_waiting(self) -> bool:
         """Whether only the client's close frame is missing, as for ten seconds after a refusal."""
         return self.close_sent and not self.is_closed

@@ -230,8 +230,7 @@ async def collect(request: Request, runs: Sequence[Run]) -> list[list[Event]] | 
     finally:
         unwatch_disconnect(disconnect)
         reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await reading
+        await asyncio.wait((reading,))
 
 
 async def answer_json(request: Request, runs: Sequence[Run], body: Callable[[list[list[Event]]], bytes]) -> Response:

@@ -149,6 +149,7 @@ class EventStream(Response):
         self._interval = interval
         self._leaving = disconnect
         self._last = 0.0
+        self._is_sending = False
         self._timer: asyncio.TimerHandle
         self._keep_alive_task: asyncio.Task[None] | None = None
 
@@ -180,7 +181,9 @@ class EventStream(Response):
         while True:
             if body := frames.ready():
                 self._last = now()
+                self._is_sending = True
                 await send({"type": "http.response.body", "body": body, "more_body": True})
+                self._is_sending = False
             elif (arrival := frames.arrival()) is not None:
                 await arrival
             else:
@@ -202,9 +205,8 @@ class EventStream(Response):
         remaining = self._last + self._interval - now
         if remaining <= 0:
             remaining, self._last = self._interval, now
-            if (
-                self._keep_alive_task is None or self._keep_alive_task.done()
-            ):  # else the client has not even read the previous one
+            # Not within a frame that is sent in slices, nor before the client has read the previous one.
+            if not self._is_sending and (self._keep_alive_task is None or self._keep_alive_task.done()):
                 self._keep_alive_task = asyncio.create_task(self._send_keep_alive(send))
         self._schedule_keep_alive(send, remaining)
 

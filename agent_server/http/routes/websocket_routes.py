@@ -151,8 +151,7 @@ class Connection(ABC):
     async def stop_reading(self) -> None:
         if self._reading is not None and self._reading is not asyncio.current_task():
             self._reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reading
+            await asyncio.wait((self._reading,))
 
     async def control(self, action: str, changes: dict[str, object]) -> bool:
         """Pause, resume, modify or cancel the run. False if that is not possible.

@@ -81,6 +81,7 @@ class PendingWrite:
     def fail(self, error: BaseException) -> None:
         with contextlib.suppress(InvalidStateError):
             self.future.set_exception(error)
+        del self.future  # the error's traceback refers to the frame that holds this write
 
 
 class Writer:
@@ -309,7 +310,10 @@ class Database:
         # The write is queued without a task of its own in the thread: the runs that stream are saved every 50 ms.
         self._thread.call(self._writer.add, PendingWrite(work, future, time.monotonic() + patience))
         with refusing_nul():
-            return await asyncio.wrap_future(future)
+            try:
+                return await asyncio.wrap_future(future)
+            finally:
+                del future  # an error's traceback refers to this frame
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Return the result of `work`, which only reads. A database in memory has only one connection, so its reads are

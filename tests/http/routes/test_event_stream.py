@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from agent_server.http.middleware.counted_send import SLICE_BYTES, in_slices
 from agent_server.http.routes.http import EventStream, first_of
 
 WARM = b": warm\n\n"
@@ -86,6 +87,50 @@ async def test_a_connection_that_breaks_under_a_keep_alive_is_no_error():
     client.leaves.set()
     await task
     assert frames.closed == 1
+
+
+class Large(Waiting):
+    """One large frame, then none until `end`."""
+
+    frame = bytes(range(256)) * (SLICE_BYTES // 32)
+
+    def ready(self) -> bytes:
+        frame, self.frame = self.frame, b""
+        return frame
+
+
+async def test_a_large_frame_is_sent_in_slices_and_whole():
+    """A keep-alive between two slices would be part of the frame."""
+    frames, client = Large(), Client()
+    sent = 0
+
+    async def slow(message: Any) -> None:
+        nonlocal sent
+        await client.send(message)
+        sent += len(message.get("body", b""))
+        await asyncio.sleep(0.002)  # twice the interval of the keep-alives
+        if sent >= len(Large.frame) and not frames.end.done():
+            frames.end.set_result(None)
+
+    stream = EventStream(frames, content_type="text/event-stream", keep_alive=lambda: WARM, interval=0.001)
+    await stream({"type": "http"}, client.receive, in_slices(slow, None))
+    assert b"".join(client.got).startswith(Large.frame) and client.got[-1] == b"last"
+    assert max(map(len, client.got)) == SLICE_BYTES
+
+
+async def test_others_have_a_turn_between_the_slices_of_an_answer():
+    order: list[object] = []
+
+    async def send(message: Any) -> None:
+        order.append((len(message["body"]), message["more_body"]))
+
+    async def other() -> None:
+        order.append("other")
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(in_slices(send, None)({"type": "http.response.body", "body": bytes(2 * SLICE_BYTES + 1)}))
+        tasks.create_task(other())
+    assert order == [(SLICE_BYTES, True), "other", (SLICE_BYTES, True), (1, False)]
 
 
 async def test_waiting_for_the_first_of_several_leaves_nothing_behind():
