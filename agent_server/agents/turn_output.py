@@ -162,8 +162,7 @@ class TurnOutput:
             return
         for event in events:
             await self._emit_with_policy(await guarded.take(event))
-            if guarded.forbidden is not None:
-                raise guarded.forbidden
+            guarded.raise_forbidden()
 
     async def finish(
         self, translator: Translator | PlainTranslator, reason: str, stop: str | int | None = None

@@ -152,7 +152,7 @@ class GuardedMessage:
                 try:
                     report(guard, self.where)
                 except Forbidden as forbidden:
-                    refusal = refusal or forbidden
+                    refusal = refusal or forbidden.with_traceback(None)
                 else:  # it only records findings, and one per conversation is enough
                     continue
             free = min(free, upto)
@@ -206,6 +206,12 @@ class GuardedStream:
         self._pending_ends: dict[tuple[type, str], Event] = {}
         """The end event of everything that has started and not ended."""
         self.forbidden: Forbidden | None = None
+        """Without a traceback, whose frames refer to this stream."""
+
+    def raise_forbidden(self) -> None:
+        """Raise Forbidden if a guard has stopped the stream."""
+        if self.forbidden is not None:
+            raise Forbidden(self.forbidden.where, self.forbidden.message)
 
     async def take(self, event: Event) -> list[Event]:
         if isinstance(event, TextMessageContent | ReasoningMessageContent | ToolCallArgs):
@@ -228,7 +234,7 @@ class GuardedStream:
             try:
                 await self.check(event, where)
             except Forbidden as forbidden:
-                self.forbidden = forbidden
+                self.forbidden = forbidden.with_traceback(None)
         if self.forbidden is not None:
             return released
         # Remember what has started: if the turn is stopped, readers must get its end.

@@ -228,8 +228,7 @@ class GuestRun:
         last = None
         for event in events:
             last = self._normalizer.emit(event)
-        if guarded.forbidden is not None:
-            raise guarded.forbidden
+        guarded.raise_forbidden()
         return last
 
     def _emit(self, event: Event) -> None:

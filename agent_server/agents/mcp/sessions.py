@@ -177,6 +177,7 @@ class McpSession:
         finally:
             request.cancel()
             end.cancel()
+            del request  # its error's traceback refers to this frame
             self._requests -= 1
             self._close_when_idle()
 

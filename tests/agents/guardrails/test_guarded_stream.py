@@ -1,6 +1,7 @@
 """Whatever a text is cut into, nothing that a guard forbids leaves, on any wire, and what stands before it does."""
 
 import asyncio
+import contextlib
 import json
 from typing import get_args
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_server.agents.guardrails import GuardedStream, Guards, HookGuard, PatternGuard
-from agent_server.agents.guardrails.guard import MAX_HELD, UncheckablePattern, prefix_regex
+from agent_server.agents.guardrails.guard import MAX_HELD, Forbidden, UncheckablePattern, prefix_regex
 from agent_server.agents.guardrails.guarded_stream import DELTAS, WHOLE, JsonUnescaper
 from events.chunks import KIND
 from events.vocabulary import (
@@ -32,6 +33,7 @@ from events.vocabulary import (
     ToolCallStart,
 )
 from tests.adapters import wires
+from tests.garbage import left_in_cycles
 
 PATTERNS = [r"sec(ret)+", r"\bab{1,3}c\b", r"(a|b)*cc$", r"x[yz]+x", r"(?m)^no", "a.b", r"\d{4}", r"(?:b|ca)??sec"]
 PIECES = st.lists(st.sampled_from(["a", "b", "c", "x", "y", "sec", "ret", "\n", " ", "no", "1", "é"]), max_size=12)
@@ -215,6 +217,29 @@ async def test_what_a_subagent_is_called_is_read_and_its_ids_are_not(field: str)
     begun = SubagentStarted(subagent_run_id="heron", name="inner", description="Looks.", parent_tool_call_id="heron")
     told = msgspec.structs.replace(begun, **{field: "Knows the heron."})
     assert await through(guards, [begun]) == [begun] and await through(guards, [told]) == []
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        TextMessageContent(message_id="m", delta="the heron flies"),
+        SubagentStarted(subagent_run_id="s", name="heron", parent_tool_call_id="c"),
+    ],
+    ids=["text", "name"],
+)
+async def test_what_was_stopped_is_not_kept_by_its_own_refusal(event: Event):
+    """A refusal that the stream holds, and whose traceback holds the stream, keeps the whole run."""
+
+    async def stop() -> None:
+        stream = GuardedStream(Guards([PatternGuard("g", patterns=["heron"])]))
+        with contextlib.suppress(Forbidden):
+            await stream.take(event)
+            stream.raise_forbidden()
+            raise AssertionError("it was let through")
+
+    with left_in_cycles() as found:
+        await stop()
+    assert not [each for each in found if isinstance(each, Forbidden | GuardedStream)]
 
 
 @pytest.mark.parametrize("kind", get_args(Event), ids=lambda kind: kind.__name__)
