@@ -230,7 +230,7 @@ async def collect(request: Request, runs: Sequence[Run]) -> list[list[Event]] | 
     finally:
         unwatch_disconnect(disconnect)
         reading.cancel()
-        await asyncio.wait((reading,))
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 async def answer_json(request: Request, runs: Sequence[Run], body: Callable[[list[list[Event]]], bytes]) -> Response:

@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[str, str, Any, bool, bytes]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_a_refused_request_is_not_kept_by_its_own_error(app, script, name):
+async def test_a_refused_request_is_not_kept_by_its_own_error(app, script, name, caplog):
     """An error that is held by a frame of its own traceback keeps all frames, and with them the body of the request:
     forty clients whose chats were too long took 400 MB."""
     method, path, body, leaves, expected = REFUSED[name]
@@ -129,6 +129,7 @@ async def test_a_refused_request_is_not_kept_by_its_own_error(app, script, name)
         await refuse()
         await asyncio.sleep(0.05)  # a run of a client that left ends by itself
     assert not [each for each in found if isinstance(each, BaseException | TracebackType)]
+    assert not [each for each in caplog.records if each.name == "asyncio"]  # an exception that nobody retrieved
 
 
 @pytest.mark.parametrize(
