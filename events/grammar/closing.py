@@ -1,7 +1,8 @@
 """Objects without undeclared properties.
 
-JSON Schema allows properties that a schema does not name, and small models make use of it: they invent arguments, which
-many frameworks then refuse. llama.cpp and XGrammar do not let a model write them either.
+JSON Schema allows properties that a schema does not name, and small models make use of it: they invent some, instead of
+or beside the declared ones, which frameworks then refuse or drop. llama.cpp and XGrammar do not let a model write them
+either.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ _OPEN = frozenset(
 """Keywords beside `properties` that allow other names, or may require them."""
 
 
-def close_objects(ready: PreparedSchema) -> None:
-    """Forbid undeclared properties in a tool's prepared schema, in place, where the schema says nothing about them.
+def close_objects(ready: PreparedSchema, *, is_arguments: bool) -> None:
+    """Forbid undeclared properties in a prepared schema, in place, where the schema says nothing about them.
 
-    A value of the closed schema is also one of the schema. Objects stay open that have no `properties`, except for the
-    arguments themselves, or that other parts of the schema apply to as well: those of an `allOf`, for example, or
-    beside a keyword that is not enforced.
+    A value of the closed schema is also one of the schema. Objects stay open that declare no properties, or that other
+    parts of the schema apply to as well: those of an `allOf`, for example, or beside a keyword that is not enforced.
+
+    Args:
+        is_arguments: Whether the schema is that of a tool's arguments, of which empty `properties` mean that there are
+            none.
     """
     definitions = ready.schema.get("$defs", {})
     incomplete = {finding.path for finding in ready.findings}
@@ -50,7 +54,7 @@ def close_objects(ready: PreparedSchema) -> None:
         if (
             isinstance(properties, dict)
             and isinstance(required, list | tuple)
-            and (properties or node is ready.schema)
+            and (properties or (is_arguments and node is ready.schema))
             and properties.keys() >= set(required)
             and not _OPEN & node.keys()
             and id(node) not in combined

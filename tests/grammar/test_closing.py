@@ -1,4 +1,4 @@
-"""A model writes no arguments that a tool's schema does not declare, unless the schema says that it may."""
+"""A model writes no properties that a schema does not declare, unless the schema says that it may."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def of(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
 
-def closed(schema: Any) -> Any:
+def closed(schema: Any, is_arguments: bool = True) -> Any:
     ready = prepared(schema)
-    close_objects(ready)
+    close_objects(ready, is_arguments=is_arguments)
     return ready.schema
 
 
@@ -60,8 +60,16 @@ OPEN = {
 @pytest.mark.parametrize("name", CLOSED)
 def test_what_is_not_declared_is_not_written(name: str):
     schema, possible, impossible = CLOSED[name]
-    assert fits(prepared(schema).schema, impossible), "it is valid, so a response format allows it"
+    assert fits(prepared(schema).schema, impossible), "JSON Schema allows it"
     assert fits(closed(schema), possible) and not fits(closed(schema), impossible)
+
+
+def test_a_response_format_without_declared_properties_takes_any():
+    assert fits(closed(of(), is_arguments=False), {"b": 1})
+    for name in CLOSED.keys() - {"no arguments"}:
+        schema, possible, impossible = CLOSED[name]
+        assert fits(closed(schema, is_arguments=False), possible)
+        assert not fits(closed(schema, is_arguments=False), impossible), name
 
 
 @pytest.mark.parametrize("name", OPEN)

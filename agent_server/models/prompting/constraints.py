@@ -204,7 +204,7 @@ def make_plan(request: PlanRequest) -> ConstraintPlan:
                 in_json(grammar)
         except LarkError as error:
             raise _refused("tools", f"{where.replace('schema', 'grammar', 1)} is refused: {error}") from error
-        close_objects(ready)
+        close_objects(ready, is_arguments=True)
         functions.append(Function(name, ready.schema, grammar))
     response_format = _response_format(request.response_format, notes)
     try:
@@ -255,6 +255,7 @@ def _response_format(response_format: ResponseFormat | None, notes: list[str]) -
         where = "The response format's schema"
         ready = _prepared(where, "response_format", response_format.value)
         _note(where, "response_format", ready.findings, response_format.strict, notes)
+        close_objects(ready, is_arguments=False)
         return msgspec.structs.replace(response_format, value=ready.schema)
     if response_format.kind == "structural_tag":
         return msgspec.structs.replace(response_format, value=_prepared_tag(response_format.value, notes))
@@ -279,6 +280,7 @@ def _prepared_tag(node: Any, notes: list[str]) -> Any:
         where = "A schema of the structural tag"
         ready = _prepared(where, "response_format", node[key])
         _note(where, "response_format", ready.findings, False, notes)
+        close_objects(ready, is_arguments=False)
         prepared_node[key] = ready.schema
     return prepared_node
 

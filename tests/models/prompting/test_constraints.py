@@ -1,6 +1,7 @@
 """What a turn asks of its output: planned, refused, or said not to be enforced."""
 
 import asyncio
+import json
 
 import pytest
 from ag_ui.core import RunAgentInput
@@ -77,6 +78,22 @@ def test_a_strict_response_format_as_well():
     wanted = ResponseFormat(kind="json_schema", value=ODD, strict=True)
     assert refused(tools=(), response_format=wanted)[0] == "response_format"
     assert planned(tools=(), response_format=ResponseFormat(kind="json_schema", value=ODD)).warnings
+
+
+def test_a_response_format_names_all_properties_as_instructors_lists_expect():
+    # What Instructor's create_iterable sends, in short: nothing is required, nothing forbidden.
+    tasks = {"type": "array", "items": {"$ref": "#/$defs/User"}}
+    user = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    users = {"type": "object", "properties": {"tasks": tasks}, "$defs": {"User": user}}
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": users}}
+    json_schema, structural_tag = (
+        ResponseFormat(kind="json_schema", value=users),
+        ResponseFormat(kind="structural_tag", value=tag),
+    )
+    for wanted in (json_schema, structural_tag):
+        constraint = planned(tools=(), response_format=wanted).constraint
+        assert constraint is not None
+        assert json.dumps(constraint.value).count('"additionalProperties": false') == 2
 
 
 def test_what_a_schema_cannot_be_held_to_is_said_and_refused_where_it_is_strict():
