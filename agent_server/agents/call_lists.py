@@ -23,9 +23,11 @@ import re
 import textwrap
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
+from agent_server.agents.plain_answers import PlainAnswer
 from agent_server.engine_protocol.continuation import may_continue
 from agent_server.engine_protocol.protocol import (
     Constraint,
@@ -75,6 +77,37 @@ def is_object_call(text: str, names: Collection[str]) -> bool | None:
         _, end = json.JSONDecoder().raw_decode(rest.lstrip())
         return not rest.lstrip()[end:].strip(" \t\r\n}`")
     return True
+
+
+OnRestart = Callable[[GenerationRequest, bool], Awaitable[GenerationRequest]]
+
+
+@dataclass
+class _First:
+    """A generation that another one may replace.
+
+    begun: when it began, by the monotonic clock. prompt_tokens, cached: numbers of tokens. held, text: its tokens that
+    were not sent, and their text without the end. sent_token: when the first token was sent.
+    """
+
+    begun: float
+    prompt_tokens: int
+    cached: int = 0
+    held: list[Token] = field(default_factory=list)
+    text: str = ""
+    sent_token: float | None = None
+
+    def note_token(self) -> None:
+        if self.sent_token is None:
+            self.sent_token = time.monotonic()
+
+    def completed(self, second: Finished) -> Finished:
+        """Return the end of the second generation as that of the whole answer to the first one's prompt."""
+        first_token = None if self.sent_token is None else self.sent_token - self.begun
+        total = time.monotonic() - self.begun
+        timings = msgspec.structs.replace(second.timings, first_token=first_token, total=total)
+        usage = msgspec.structs.replace(second.usage, prompt_tokens=self.prompt_tokens, cached_tokens=self.cached)
+        return msgspec.structs.replace(second, usage=usage, timings=timings)
 
 
 class ListedCalls:
@@ -150,12 +183,14 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
     """How a turn's calls are written as a list.
 
     grammar: what follows the list's opening bracket. names: of the declared tools. tokenize: encodes a text without
-    special tokens.
+    special tokens. plain_answer: how an answer that is no new call is generated, if the prompt ends with the results of
+    unmarked calls.
     """
 
     grammar: Node
     names: frozenset[str]
     tokenize: Callable[[str], Sequence[int]]
+    plain_answer: PlainAnswer | None = None
 
     def applies(self, request: GenerationRequest, info: EngineInfo) -> bool:
         """Return whether the beginning of this request's answer may be replaced: no token of it is described to the
@@ -166,53 +201,76 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         return roomy and scores and not request.generated and may_continue(unconstrained, info)
 
     async def generate(
-        self,
-        engine: Engine,
-        request: GenerationRequest,
-        on_restart: Callable[[GenerationRequest], Awaitable[GenerationRequest]],
+        self, engine: Engine, request: GenerationRequest, on_restart: OnRestart
     ) -> AsyncGenerator[EngineItem, None]:
-        """Yield what `engine.generate(request)` yields; if that is one call, what the engine generates for a list.
+        """Yield what `engine.generate(request)` yields; if that is one call, what the engine generates for a list, and
+        if `plain_answer` replaces it, what the engine generates for that.
 
-        on_restart: called with the request of the second generation before it begins; returns the one to send.
+        on_restart: called with the request of the second generation before it begins, and whether it is a list; returns
+        the one to send.
         """
-        begun = time.monotonic()
-        first = msgspec.structs.replace(request, progress=True) if engine.info.tells_progress else request
+        first = _First(begun=time.monotonic(), prompt_tokens=len(request.prompt_token_ids))
+        sent = msgspec.structs.replace(request, progress=True) if engine.info.tells_progress else request
         ends = frozenset(request.sampling.stop_token_ids)
-        held: tuple[Token, ...] = ()
-        text, cached, holds, is_call = "", 0, True, False
-        async with contextlib.aclosing(engine.generate(first)) as items:
+        holds, is_call, is_replaced = True, False, False
+        async with contextlib.aclosing(engine.generate(sent)) as items:
             async for item in items:
                 if isinstance(item, Progress):
-                    cached = item.cached
+                    first.cached = item.cached
                     if request.progress:
                         yield item
                     continue
                 if holds and not isinstance(item, Control):
                     if isinstance(item, Delta):
-                        held += item.tokens
-                        text += "".join(token.text for token in item.tokens if token.id not in ends)
-                        verdict = False if item.is_reasoning else is_object_call(text, self.names)
-                        if verdict is not False and len(held) < MOST_TOKENS:
+                        first.held += item.tokens
+                        first.text += "".join(token.text for token in item.tokens if token.id not in ends)
+                        verdict = False if item.is_reasoning else is_object_call(first.text, self.names)
+                        replaced = False if item.is_reasoning else self._replaces(first.text, is_complete=False)
+                        if replaced:
+                            is_call, is_replaced = False, True
+                            break
+                        if (verdict is not False or replaced is None) and len(first.held) < MOST_TOKENS:
                             is_call = verdict is True
                             continue
-                        item = msgspec.structs.replace(item, tokens=held)
-                    elif (
-                        is_call
-                        and isinstance(item, Finished)
-                        and item.reason == "stop"
-                        and not isinstance(item.stop, str)
-                    ):
-                        break
-                    elif held:
-                        yield Delta(held)
+                        item = msgspec.structs.replace(item, tokens=tuple(first.held))
+                    elif isinstance(item, Finished) and item.reason == "stop" and not isinstance(item.stop, str):
+                        is_replaced = self._replaces(first.text, is_complete=True) is True
+                        if is_call or is_replaced:
+                            break
+                        if first.held:
+                            yield Delta(tuple(first.held))
+                    elif first.held:
+                        yield Delta(tuple(first.held))
                     holds = is_call = False
                 yield item
-        if not is_call:
-            return
-        second, beginning = self._second(request, held, engine.info)
-        second = await on_restart(second)
+        if is_replaced and self.plain_answer is not None:
+            second = await on_restart(await self.plain_answer.request(request), False)
+            async with contextlib.aclosing(engine.generate(second)) as items:
+                async for item in items:
+                    if isinstance(item, Delta):
+                        first.note_token()
+                    yield first.completed(item) if isinstance(item, Finished) else item
+        elif is_call:
+            async with contextlib.aclosing(self._generate_list(engine, request, first, on_restart)) as items:
+                async for item in items:
+                    yield item
+
+    def _replaces(self, text: str, *, is_complete: bool) -> bool | None:
+        return self.plain_answer is not None and self.plain_answer.replaces(text, is_complete=is_complete)
+
+    async def replayed_request(self, request: GenerationRequest, text: str) -> GenerationRequest:
+        """Return the request whose answer begins with this text, which an earlier server generated."""
+        if self.plain_answer is not None and self.plain_answer.replaces(text, is_complete=True):
+            return await self.plain_answer.request(request)
+        return request
+
+    async def _generate_list(
+        self, engine: Engine, request: GenerationRequest, first: _First, on_restart: OnRestart
+    ) -> AsyncGenerator[EngineItem, None]:
+        second, beginning = self._second(request, first.held, engine.info)
+        second = await on_restart(second, True)
         yield beginning
-        seconds = time.monotonic() - begun
+        first.note_token()
         calls, sent = ListedCalls(), len(beginning.tokens)
         scored = msgspec.structs.replace(second, sampling=msgspec.structs.replace(second.sampling, logprobs=0))
         async with contextlib.aclosing(engine.generate(scored)) as items:
@@ -222,22 +280,19 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                     for token in item.tokens:
                         tokens += calls.take(token)
                         if calls.ended:
-                            tokens += self._encoded("\n]\n```" if "`" in text else "\n]")
+                            tokens += self._encoded("\n]\n```" if "`" in first.text else "\n]")
                             break
                     sent += len(tokens)
                     if tokens:
                         yield Delta(tuple(Token(token.id, token.text) for token in tokens))
                     if not calls.ended:
                         continue
-                    usage = Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=sent)
+                    usage = Usage(prompt_tokens=first.prompt_tokens, completion_tokens=sent)
                     item = Finished(reason="stop", usage=usage)  # leaving the stream ends the generation
                 elif isinstance(item, Finished) and calls.held:
                     yield Delta(tuple(Token(token.id, token.text) for token in calls.held))
                 if isinstance(item, Finished):
-                    total = time.monotonic() - begun
-                    timings = msgspec.structs.replace(item.timings, first_token=seconds, total=total)
-                    usage = msgspec.structs.replace(item.usage, cached_tokens=cached)
-                    yield msgspec.structs.replace(item, usage=usage, timings=timings)
+                    yield first.completed(item)
                     return
                 yield item
 

@@ -175,7 +175,7 @@ class Loop:
             if options.tool_choice.mode == "none" and self._options.tool_choice.mode != "none":
                 self._recorder.warn(REPEATED)
             try:
-                turn = await self._turns.take(*request, on_event=on_event)
+                turn = await self._turns.take(*request, on_event=on_event, repeats_calls=self._agent.repeats_calls)
             finally:
                 output = self._turns.messages_so_far()
                 self._conversation.add(output.messages, output.visible)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Protocol
@@ -14,9 +14,10 @@ from ag_ui.core import AudioPart, ImagePart, RunAgentInput
 from opentelemetry.trace import SpanKind
 
 from agent_server.agents.call_lists import CallList
-from agent_server.agents.conversation import Conversation
+from agent_server.agents.conversation import Conversation, without_repeated_calls
 from agent_server.agents.early_calls import ReadAhead, TurnRequest
 from agent_server.agents.guardrails import Forbidden, check_documents
+from agent_server.agents.plain_answers import UNMARKED_CALL, AnsweredCalls, PlainAnswer, ends_with_unmarked_calls
 from agent_server.agents.turn_output import EmitEvent, TurnMessages, TurnOutput
 from agent_server.engine_protocol.continuation import may_continue
 from agent_server.engine_protocol.protocol import (
@@ -115,6 +116,8 @@ class TurnTaker:
         self._emit = output.send
         self._guarded = output.guarded
         self._cache_key = cache_key
+        self._call_kind = "tool_call"
+        """The kind of the current turn's call ids."""
 
     async def take(
         self,
@@ -123,13 +126,18 @@ class TurnTaker:
         instructions: str | None = None,
         *,
         on_event: EmitEvent | None = None,
+        repeats_calls: bool = False,
     ) -> Turn:
-        """Generate one turn. on_event: called with each of its events after it was sent.
+        """Generate one turn.
+
+        on_event: called with each of its events after it was sent. repeats_calls: whether the model may make a call
+        again that was just answered.
 
         Raises EngineError, or Forbidden if a guard stops the output. On an error and on cancellation, open messages and
         calls have been closed.
         """
         self._output.begin(on_event)
+        self._call_kind = "tool_call"
         if self._guarded is not None:
             # Token details would reveal text before the guards have read it, and tokens that were not sampled.
             if options.sampling.logprobs is not None:
@@ -142,7 +150,7 @@ class TurnTaker:
             attributes = {"provider__name": PROVIDER, "request__model": model_name, "conversation__id": thread}
             with span("chat", model_name, SpanKind.CLIENT, **attributes) as turn_span:
                 with self._model.intake.hold() as decoded_media:
-                    turn = await self._take(input, options, instructions, decoded_media)
+                    turn = await self._take(input, options, instructions, decoded_media, repeats_calls)
                 if turn_span.is_recording():
                     finished, sampling = turn.finished, options.sampling
                     note(
@@ -207,7 +215,12 @@ class TurnTaker:
         self._emit(Custom(name=LOADING_EVENT, value=value))
 
     async def _take(
-        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, decoded_media: MediaMemory
+        self,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        instructions: str | None,
+        decoded_media: MediaMemory,
+        repeats_calls: bool,
     ) -> Turn:
         context, recorder, settings = self._context, self._recorder, self._model.output
         await refuse_early(input, options, settings)
@@ -253,12 +266,17 @@ class TurnTaker:
         # made again.
         replayed_turn = recorder.journal.replayed if self._journals else None
         replayed = () if replayed_turn is None else replayed_turn.deltas
+        plain_request = partial(self._plain_request, input, options, instructions, decoded_media)
+        call_list = self._call_list(request, plan, input, options, plain_request, repeats_calls)
+        if replayed and call_list is not None:
+            text = "".join(token.text for delta in replayed for token in delta.tokens)
+            request = await call_list.replayed_request(request, text)
+            call_list = None
         request = self._continue_request(request, replayed, info)
         recorder.turns += not replayed
-        translator = open_translator(prompt, input, options, settings, context.new_id)
+        translator = open_translator(prompt, input, options, settings, self._new_id)
         # in a task of its own: a token wakes only this task, and not every coroutine up to the run's
         try:
-            call_list = self._call_list(request, plan, input, options)
             work = self._generate(request, translator, options.token_details, room, replayed, call_list)
             finished = await asyncio.create_task(work)
         except Forbidden:
@@ -276,17 +294,57 @@ class TurnTaker:
         return Turn(output=output, finished=finished, invalid=await self._validate(output, input))
 
     def _call_list(
-        self, request: GenerationRequest, plan: ConstraintPlan, input: RunAgentInput, options: GenerationOptions
+        self,
+        request: GenerationRequest,
+        plan: ConstraintPlan,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        plain_request: Callable[[GenerationRequest], Awaitable[GenerationRequest]],
+        repeats_calls: bool,
     ) -> CallList | None:
-        """How the turn's calls are written as a list, if the model begins with one; None if the model decides."""
+        """How the turn's calls are written as a list, if the model begins with one; None if the model decides.
+
+        plain_request: returns the request for an answer from the results of unmarked calls.
+        """
         begins_here = bool(input.messages) and input.messages[-1].role != "assistant"
         if plan.call_list is None or options.token_details or not begins_here:
             return None
         allowed = options.tool_choice.names
         names = frozenset(tool.name for tool in input.tools or () if not allowed or tool.name in allowed)
+        plain_answer = None
+        if options.tool_choice.mode == "auto" and ends_with_unmarked_calls(input.messages):
+            answered = None if repeats_calls else AnsweredCalls(input.messages, input.tools or ())
+            plain_answer = PlainAnswer(answered=answered, names=names, request=plain_request)
         tokenize = partial(self._model.prompts.tokenize, add_special_tokens=False)
-        call_list = CallList(grammar=plan.call_list, names=names, tokenize=tokenize)
+        call_list = CallList(grammar=plan.call_list, names=names, tokenize=tokenize, plain_answer=plain_answer)
         return call_list if call_list.applies(request, self._model.engine.info) else None
+
+    async def _plain_request(
+        self,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        instructions: str | None,
+        decoded_media: MediaMemory,
+        first: GenerationRequest,
+    ) -> GenerationRequest:
+        """The request for an answer from the prompt without tools, and without repeated calls, in place of another."""
+        messages, _ = without_repeated_calls(input.messages, {tool.name for tool in input.tools or ()})
+        input = input.model_copy(update={"messages": messages, "tools": []})
+        prompt = await self._prompt(input, options, instructions)
+        pictures, sounds = await self._media(prompt, options, decoded_media)
+        return msgspec.structs.replace(
+            first,
+            request_id=f"{first.request_id}.answer",
+            prompt_token_ids=prompt.token_ids,
+            constraint=None,
+            pictures=pictures,
+            sounds=sounds,
+            cache_hold=None,
+            prediction=(),
+        )
+
+    def _new_id(self, kind: str) -> str:
+        return self._context.new_id(self._call_kind if kind == "tool_call" else kind)
 
     @staticmethod
     def _continue_request(request: GenerationRequest, deltas: Sequence[Delta], info: EngineInfo) -> GenerationRequest:
@@ -368,8 +426,10 @@ class TurnTaker:
         reason, has_output, generated = "error", False, sum(len(delta.tokens) for delta in replayed)
         ids = [request.request_id]
 
-        async def restart(second: GenerationRequest) -> GenerationRequest:
+        async def restart(second: GenerationRequest, is_list: bool) -> GenerationRequest:
             """What was paused or changed during the first generation is so in the second."""
+            if is_list:
+                self._call_kind = UNMARKED_CALL
             await controls.gate()
             ids.append(second.request_id)
             controls.attach(second.request_id, engine, room)

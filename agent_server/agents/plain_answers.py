@@ -1,0 +1,121 @@
+"""Lets a model that writes its calls without markers answer from their results.
+
+Such a model was trained neither on its template's calls nor on results beside the tools. Asked for the price of a
+stock, Qwen2.5-Coder 1.5B calls the right function and then describes it, calls it again, or ends at once; from the same
+conversation without the tools it tells the price. Therefore, once the results are there, the model decides with the
+tools in its prompt only whether it makes another call. An answer that is none, or repeats one that was just answered,
+is generated from the prompt without them. A client sees nothing of this, since nothing has been sent until then.
+
+The ids of calls that were written without markers begin with a word of their own (`UNMARKED_CALL`). By it the next
+request is recognised, on every wire and after a restart, if the client returns the ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+from ag_ui.core import AssistantMessage, Message, Tool, ToolMessage, UserMessage
+
+from agent_server.engine_protocol.protocol import GenerationRequest
+
+UNMARKED_CALL = "unmarked_call"
+MOST_ANNOUNCEMENT = 32
+"""Within how many characters prose announces the call that follows it, if it does."""
+_ANNOUNCES = re.compile(r"\b(I(['’]ll| will|['’]m going to| am going to)|let me)\b", re.IGNORECASE)
+_OPENING = re.compile(r"\s*(?:```\w*)?\s*(?P<list>\[)?\s*(?:\{(?=\s*\{))?")
+"""What may precede an object. Qwen2.5-Coder's template shows the braces around a call doubled."""
+_BEGINNING = '{"name":'
+_MOST_SPACED = 64
+"""Characters within which the beginning of a call, with its white space, is looked for."""
+
+
+class AnsweredCalls:
+    """The calls since the last message of the user whose results a conversation has.
+
+    tools: the declared tools. Arguments that their schemas do not declare make no difference.
+    """
+
+    def __init__(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        self._properties: dict[str, Mapping[str, object]] = {}
+        for tool in tools:
+            properties = tool.parameters.get("properties") if isinstance(tool.parameters, Mapping) else None
+            if isinstance(properties, Mapping) and properties:
+                self._properties[tool.name] = properties
+        self._calls: set[str] = set()
+        succeeded: set[str] = set()
+        for message in reversed(messages):
+            if isinstance(message, UserMessage):
+                break
+            if isinstance(message, ToolMessage) and not message.error and not (message.metadata or {}).get("isError"):
+                succeeded.add(message.tool_call_id)
+            if isinstance(message, AssistantMessage):
+                for call in message.tool_calls or ():
+                    with contextlib.suppress(ValueError, RecursionError):
+                        arguments = json.loads(call.function.arguments)
+                        if call.id in succeeded:
+                            self._calls.add(self._canonical(call.function.name, arguments))
+
+    def has(self, text: str) -> bool | None:
+        """Whether an answer is or begins with one of these calls; None if the text is too short to tell."""
+        opening = _OPENING.match(text)
+        rest = text[opening.end() :] if opening else text
+        beginning = re.sub(r"\s", "", rest[:_MOST_SPACED])
+        if not beginning.startswith(_BEGINNING):
+            return None if _BEGINNING.startswith(beginning) else False
+        try:
+            call, _ = json.JSONDecoder().raw_decode(rest)
+            return self._canonical(call["name"], call.get("arguments")) in self._calls
+        except json.JSONDecodeError:
+            return None
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return False
+
+    def _canonical(self, name: str, arguments: object) -> str:
+        properties = self._properties.get(name)
+        if properties is not None and isinstance(arguments, dict):
+            arguments = {key: value for key, value in arguments.items() if key in properties}
+        return json.dumps([name, arguments], sort_keys=True)
+
+
+def ends_with_unmarked_calls(messages: Sequence[Message]) -> bool:
+    """Whether a conversation ends with the results of calls that the model wrote without markers."""
+    end = len(messages)
+    while end and isinstance(messages[end - 1], ToolMessage):
+        end -= 1
+    last = messages[end - 1] if 0 < end < len(messages) else None
+    calls = (last.tool_calls or ()) if isinstance(last, AssistantMessage) else ()
+    return bool(calls) and all(call.id.startswith(UNMARKED_CALL) for call in calls)
+
+
+class PlainAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """How a turn answers from the results of unmarked calls.
+
+    answered: the calls that are not made again; None if the model may repeat its calls. names: of the declared tools.
+    request: returns the request for the answer in place of the given one, from the prompt without tools.
+    """
+
+    answered: AnsweredCalls | None
+    names: frozenset[str]
+    request: Callable[[GenerationRequest], Awaitable[GenerationRequest]]
+
+    def replaces(self, text: str, *, is_complete: bool) -> bool | None:
+        """Return whether an answer that begins with this text is generated from the prompt without tools; None if the
+        text is too short to tell.
+
+        That is so for text that begins like prose and announces no call, for an empty answer, and for calls of which
+        the first repeats an earlier one. is_complete: whether the model has ended the answer.
+        """
+        start = text.lstrip()
+        if not start:
+            return is_complete or None
+        if start[0].isalnum():  # no marker, fence or bracket; calls in Python's syntax begin with a name
+            if any(name.startswith(start) or start.startswith(name) for name in self.names):
+                return False
+            if _ANNOUNCES.search(start[:MOST_ANNOUNCEMENT]):
+                return False
+            return is_complete or len(start) >= MOST_ANNOUNCEMENT or None
+        return False if self.answered is None else self.answered.has(text)
