@@ -21,12 +21,12 @@ import msgspec
 from ag_ui.core import AssistantMessage, Message, Tool, ToolMessage, UserMessage
 
 from agent_server.engine_protocol.protocol import GenerationRequest
+from events.parsing.unmarked_calls import ANNOUNCES
 
 UNMARKED_CALL = "unmarked_call"
 MOST_ANNOUNCEMENT = 32
 """Within how many characters prose announces the call that follows it, if it does."""
-_ANNOUNCES = re.compile(r"\b(I(['’]ll| will|['’]m going to| am going to)|let me)\b", re.IGNORECASE)
-_OPENING = re.compile(r"\s*(?:```\w*)?\s*(?P<list>\[)?\s*(?:\{(?=\s*\{))?")
+_OPENING = re.compile(r"\s*(?:```\w*|<\w*>?)?\s*\[?\s*(?:\{(?=\s*\{))?")
 """What may precede an object. Qwen2.5-Coder's template shows the braces around a call doubled."""
 _BEGINNING = '{"name":'
 _MOST_SPACED = 64
@@ -115,7 +115,7 @@ class PlainAnswer(msgspec.Struct, frozen=True, kw_only=True):
         if start[0].isalnum():  # no marker, fence or bracket; calls in Python's syntax begin with a name
             if any(name.startswith(start) or start.startswith(name) for name in self.names):
                 return False
-            if _ANNOUNCES.search(start[:MOST_ANNOUNCEMENT]):
+            if ANNOUNCES.search(start[:MOST_ANNOUNCEMENT]):
                 return False
             return is_complete or len(start) >= MOST_ANNOUNCEMENT or None
         return False if self.answered is None else self.answered.has(text)

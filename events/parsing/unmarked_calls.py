@@ -33,7 +33,7 @@ MOST_PROSE = 300
 MOST_OPENING = 256
 """Characters within which the first key of a possible call must begin."""
 _PARAGRAPH = re.compile(r"\n[ \t]*\n|^[ \t]*([#>*|-]|\d+[.)])|```", re.MULTILINE)
-_ANNOUNCES = re.compile(r"\b(I(['’]ll| will|['’]m going to| am going to)|let me)\b", re.IGNORECASE)
+ANNOUNCES = re.compile(r"\b(I(['’]ll| will|['’]m going to| am going to)|let me)\b", re.IGNORECASE)
 _SHOWS = re.compile(
     r"\b(examples?|e\.g|for instance|such as|like|samples?|snippets?|templates?|placeholders?|formats?|schemas?|json"
     r"|docs?|documentation|responses?|returns?|outputs?|would|could|might|should|you can|you may|you need|your"
@@ -61,7 +61,7 @@ def announces_call(prose: str, *, within_line: bool = False) -> bool:
     ends_line = within_line or prose.rstrip(" \t").endswith("\n")
     if not text or not ends_line or len(text) > MOST_PROSE or _PARAGRAPH.search(text) or _SHOWS.search(text):
         return False
-    return within_line or _ANNOUNCES.search(text) is not None
+    return within_line or ANNOUNCES.search(text) is not None
 
 
 def read_block(

@@ -111,6 +111,7 @@ async def test_a_client_that_returns_the_ids_gets_an_answer():
         '{"name":"price","arguments":{ "currency": "USD", "ticker": "AAPL" } }',
         PRICED + "\nThis gets the price.",
         LISTED,
+        '<tools>\n{"name": "price", "arguments": {"ticker": "AAPL"}}\n</tools>',
         LISTED.replace("\n]", ',\n{"name": "send", "arguments": {}}\n]'),
         "Price: 187.42",  # no call in Python's syntax, for names have their case
     ],
@@ -153,6 +154,7 @@ async def test_calls_in_other_forms_are_read_as_before(said: str):
         "pri",
         "```python\nprint(187.42)\n```",
         "**187.42**",
+        "<b>187.42</b>",
         "[1]",
     ],
 )

@@ -130,7 +130,8 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
                     connection, _ = listener.accept()
                 except OSError:  # the listener is closed
                     return
-                asked.append(connection.close())
+                asked.append(connection)  # before the client learns of it
+                connection.close()
 
         threading.Thread(target=hang_up, daemon=True).start()
         with pytest.raises(PullError, match="does not answer"):
