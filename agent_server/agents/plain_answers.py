@@ -3,8 +3,9 @@
 Such a model was trained neither on its template's calls nor on results beside the tools. Asked for the price of a
 stock, Qwen2.5-Coder 1.5B calls the right function and then describes it, calls it again, or ends at once; from the same
 conversation without the tools it tells the price. Therefore, once the results are there, the model decides with the
-tools in its prompt only whether it makes another call. An answer that is none, or repeats one that was just answered,
-is generated from the prompt without them. A client sees nothing of this, since nothing has been sent until then.
+tools in its prompt only whether it makes another call. An answer that is none, or repeats one that was answered since
+the user's last message, is generated from the prompt without them. A client sees nothing of this, since nothing has
+been sent until then.
 
 The ids of calls that were written without markers begin with a word of their own (`UNMARKED_CALL`). By it the next
 request is recognised, on every wire and after a restart, if the client returns the ids.
@@ -36,7 +37,8 @@ _MOST_SPACED = 64
 class AnsweredCalls:
     """The calls since the last message of the user whose results a conversation has.
 
-    tools: the declared tools. Arguments that their schemas do not declare make no difference.
+    tools: the declared tools. Arguments that their schemas do not declare make no difference. The arguments of all
+    calls are read, so create it in a thread.
     """
 
     def __init__(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:

@@ -35,6 +35,7 @@ from agent_server.engine_protocol.protocol import (
     Sound,
     Usage,
 )
+from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.media.intake import Intake, MediaMemory
 from agent_server.models.prompting.built_prompt import Prompt
 from agent_server.models.prompting.constraints import ConstraintPlan, plan_constraint, refuse_early
@@ -267,7 +268,7 @@ class TurnTaker:
         replayed_turn = recorder.journal.replayed if self._journals else None
         replayed = () if replayed_turn is None else replayed_turn.deltas
         plain_request = partial(self._plain_request, input, options, instructions, decoded_media)
-        call_list = self._call_list(request, plan, input, options, plain_request, repeats_calls)
+        call_list = await self._call_list(request, plan, input, options, plain_request, repeats_calls)
         if replayed and call_list is not None:
             text = "".join(token.text for delta in replayed for token in delta.tokens)
             request = await call_list.replayed_request(request, text)
@@ -293,7 +294,7 @@ class TurnTaker:
         output = await self._output.complete()
         return Turn(output=output, finished=finished, invalid=await self._validate(output, input))
 
-    def _call_list(
+    async def _call_list(
         self,
         request: GenerationRequest,
         plan: ConstraintPlan,
@@ -313,7 +314,9 @@ class TurnTaker:
         names = frozenset(tool.name for tool in input.tools or () if not allowed or tool.name in allowed)
         plain_answer = None
         if options.tool_choice.mode == "auto" and ends_with_unmarked_calls(input.messages):
-            answered = None if repeats_calls else AnsweredCalls(input.messages, input.tools or ())
+            answered = None
+            if not repeats_calls:
+                answered = await REQUEST_THREADS.run(AnsweredCalls, input.messages, input.tools or ())
             plain_answer = PlainAnswer(answered=answered, names=names, request=plain_request)
         tokenize = partial(self._model.prompts.tokenize, add_special_tokens=False)
         call_list = CallList(grammar=plan.call_list, names=names, tokenize=tokenize, plain_answer=plain_answer)
@@ -328,7 +331,8 @@ class TurnTaker:
         first: GenerationRequest,
     ) -> GenerationRequest:
         """The request for an answer from the prompt without tools, and without repeated calls, in place of another."""
-        messages, _ = without_repeated_calls(input.messages, {tool.name for tool in input.tools or ()})
+        names = {tool.name for tool in input.tools or ()}
+        messages, _ = await REQUEST_THREADS.run(without_repeated_calls, input.messages, names)
         input = input.model_copy(update={"messages": messages, "tools": []})
         prompt = await self._prompt(input, options, instructions)
         pictures, sounds = await self._media(prompt, options, decoded_media)
