@@ -90,7 +90,34 @@ def ends_with_unmarked_calls(messages: Sequence[Message]) -> bool:
         end -= 1
     last = messages[end - 1] if 0 < end < len(messages) else None
     calls = (last.tool_calls or ()) if isinstance(last, AssistantMessage) else ()
-    return bool(calls) and all(call.id.startswith(UNMARKED_CALL) for call in calls)
+    return bool(calls) and all(_is_unmarked(call.id) for call in calls)
+
+
+def with_calls_as_written(messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation whose unmarked calls are text again, in a fence, as the model wrote them.
+
+    A model that sees them in its template's markers takes the next calls for something to describe: asked to send an
+    email after another call, Qwen2.5-Coder says in four of six conversations that it was sent, and calls nothing. With
+    its own fence before it, it calls the function in all six.
+    """
+    written: list[Message] = []
+    for message in messages:
+        calls = message.tool_calls if isinstance(message, AssistantMessage) else None
+        if isinstance(message, AssistantMessage) and calls and all(_is_unmarked(call.id) for call in calls):
+            objects = [
+                f'{{"name": {json.dumps(call.function.name)}, "arguments": {call.function.arguments or "{}"}}}'
+                for call in calls
+            ]
+            text = objects[0] if len(objects) == 1 else "[\n  " + ",\n  ".join(objects) + "\n]"
+            before = f"{message.content}\n" if message.content else ""
+            update = {"content": f"{before}```json\n{text}\n```", "tool_calls": None}
+            message = message.model_copy(update=update)
+        written.append(message)
+    return written
+
+
+def _is_unmarked(call_id: str) -> bool:
+    return call_id.startswith(UNMARKED_CALL)
 
 
 class PlainAnswer(msgspec.Struct, frozen=True, kw_only=True):

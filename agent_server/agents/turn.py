@@ -17,7 +17,13 @@ from agent_server.agents.call_lists import CallList
 from agent_server.agents.conversation import Conversation, without_repeated_calls
 from agent_server.agents.early_calls import ReadAhead, TurnRequest
 from agent_server.agents.guardrails import Forbidden, check_documents
-from agent_server.agents.plain_answers import UNMARKED_CALL, AnsweredCalls, PlainAnswer, ends_with_unmarked_calls
+from agent_server.agents.plain_answers import (
+    UNMARKED_CALL,
+    AnsweredCalls,
+    PlainAnswer,
+    ends_with_unmarked_calls,
+    with_calls_as_written,
+)
 from agent_server.agents.turn_output import EmitEvent, TurnMessages, TurnOutput
 from agent_server.engine_protocol.continuation import may_continue
 from agent_server.engine_protocol.protocol import (
@@ -241,10 +247,7 @@ class TurnTaker:
         if prompt.prediction and "num_speculative_tokens" not in info.sampling:
             recorder.warn("The prediction changes nothing: this engine does not speculate.")
         recorder.constrained = recorder.constrained or plan.constraint is not None
-        # The number of tokens left for the answer under the caller's limit and the model's context; 0: no limit.
-        lengths = (context.options.most_context, info.context_length, self._model.prompts.context_length)
-        longest = min((each for each in lengths if each), default=0)
-        room = max(1, longest - len(prompt.token_ids)) if longest else 0
+        room = self._room(len(prompt.token_ids))
         pictures, sounds = await self._media(prompt, options, decoded_media)
         request = GenerationRequest(
             request_id=context.new_id("gen"),
@@ -340,12 +343,20 @@ class TurnTaker:
             first,
             request_id=f"{first.request_id}.answer",
             prompt_token_ids=prompt.token_ids,
+            sampling=limit_tokens(first.sampling, self._room(len(prompt.token_ids))),
             constraint=None,
             pictures=pictures,
             sounds=sounds,
             cache_hold=None,
             prediction=(),
         )
+
+    def _room(self, prompt_tokens: int) -> int:
+        """The number of tokens left for the answer under the caller's limit and the model's context; 0: no limit."""
+        model = self._model
+        lengths = (self._context.options.most_context, model.engine.info.context_length, model.prompts.context_length)
+        longest = min((each for each in lengths if each), default=0)
+        return max(1, longest - prompt_tokens) if longest else 0
 
     def _new_id(self, kind: str) -> str:
         return self._context.new_id(self._call_kind if kind == "tool_call" else kind)
@@ -373,6 +384,8 @@ class TurnTaker:
         messages = await self._model.intake.documents(input.messages, has_vision="image" in takes)
         if self._guarded is not None:
             await check_documents(self._guarded.guards, messages)
+        if input.tools:
+            messages = with_calls_as_written(messages)
         if messages != input.messages:
             input = input.model_copy(update={"messages": messages})
         if takes:
@@ -436,6 +449,7 @@ class TurnTaker:
                 self._call_kind = UNMARKED_CALL
             await controls.gate()
             ids.append(second.request_id)
+            room = self._room(len(second.prompt_token_ids))
             controls.attach(second.request_id, engine, room)
             return msgspec.structs.replace(second, sampling=limit_tokens(controls.sampling(second.sampling), room))
 

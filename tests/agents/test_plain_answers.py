@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from ag_ui.core import Tool
 
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("nothing_blocks")
 TICKER = {"type": "object", "properties": {"ticker": {"type": "string"}}}
 TOOLS = [Tool(name="price", description="", parameters=TICKER), Tool(name="send", description="")]
 PRICED = '```json\n{"name": "price", "arguments": {"ticker": "AAPL"}}\n```'
+WRITTEN = '```json\n{"name": "price", "arguments": {"ticker": "AAPL"}}\n```'
 LISTED = '```json\n[\n{"name": "price", "arguments": {"ticker": "AAPL"}}\n]\n```'
 SENT = '```json\n[\n{"name": "send", "arguments": {}}\n]\n```'
 DESCRIBED = "To get the price, I called the function, whose response has it now."
@@ -88,10 +90,15 @@ async def test_a_client_that_returns_the_ids_gets_an_answer():
     assert text(events) == ANSWER and not called(events)
     *_, first, second = model.engine.requests
     with_tools, without = told(first), told(second)
-    assert with_tools.pop("tools") == ["price", "send"] and without.pop("tools") == []
-    assert with_tools == without
+    assert with_tools["tools"] == ["price", "send"] and without["tools"] == []
+    # Beside the tools the call is text, as the model wrote it; without them it is the template's.
+    assert [each.get("content") for each in with_tools["messages"]] == ["What is AAPL at?", WRITTEN, "187.42"]
+    assert [each.get("content") for each in without["messages"]] == ["What is AAPL at?", None, "187.42"]
+    assert without["messages"][1]["toolCalls"] and not with_tools["messages"][1].get("toolCalls")
     assert first.constraint is not None and second.constraint is None
-    assert second.request_id != first.request_id and second.sampling == first.sampling
+    assert second.request_id != first.request_id
+    room = {"max_tokens": 32768 - len(second.prompt_token_ids)}  # its prompt may be longer than the first one's
+    assert second.sampling == msgspec.structs.replace(first.sampling, **room)
     (finished,) = of(events, RunFinished)
     assert finished.usage is not None
     assert finished.usage[0].input_tokens == len(first.prompt_token_ids)
@@ -195,6 +202,25 @@ async def test_an_agent_makes_a_repeated_call_only_if_it_says_so(repeats_calls: 
         events = await house.ask("What is AAPL at?", options=OPTIONS)
     assert text(events) == ANSWER and made == ["AAPL"] * (1 + repeats_calls)
     assert model.told[-1]["tools"] == [] and len(model.engine.requests) == len(texts)
+
+
+async def test_several_calls_are_written_as_a_list_and_others_as_the_template_writes_them():
+    def turn(*ids: str) -> list[dict[str, Any]]:
+        calls = [{"id": id, "type": "function", "function": {"name": "send", "arguments": "{}"}} for id in ids]
+        results = [{"id": f"r{id}", "role": "tool", "toolCallId": id, "content": "sent"} for id in ids]
+        return [{"id": f"a{ids[0]}", "role": "assistant", "content": "Now.", "toolCalls": calls}, *results]
+
+    after = (*turn("unmarked_call_2", "unmarked_call_3"), *turn("tool_call_4"), *turn("tool_call_5", "unmarked_call_6"))
+    _, (request,) = await answered(DESCRIBED, after=after)
+    said = [each for each in told(request)["messages"] if each["role"] == "assistant"]
+    sent = '{"name": "send", "arguments": {}}'
+    assert [each["content"] for each in said] == [
+        WRITTEN.replace('": "A', '":"A'),
+        f"Now.\n```json\n[\n  {sent},\n  {sent}\n]\n```",
+        "Now.",
+        "Now.",
+    ]
+    assert [len(each.get("toolCalls") or ()) for each in said] == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("failed", [False, True])
