@@ -16,6 +16,19 @@ MOST_CALLS = 16
 """The most calls of one output."""
 
 
+def canonical_arguments(arguments: str, schema: object) -> str:
+    """Return a call's arguments as canonical JSON, without those that the tool's schema does not declare, if it
+    declares any. Text that is not JSON is returned as it is."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    try:
+        values = json.loads(arguments)
+        if isinstance(values, dict) and isinstance(properties, Mapping) and properties:
+            values = {key: value for key, value in values.items() if key in properties}
+        return json.dumps(values, sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
 class DistinctCalls:
     """Passes pieces through until a call repeats an earlier one in the arguments that its schema declares, or until
     MOST_CALLS.
@@ -53,16 +66,7 @@ class DistinctCalls:
             repeats = False
             if piece.complete:
                 earlier_calls = self._calls.setdefault(self._name, set())
-                arguments, schema = "".join(self._arguments), self._tools.get(self._name)
-                # Compare canonical JSON, without arguments that the schema does not declare, if it declares any.
-                properties = schema.get("properties") if isinstance(schema, Mapping) else None
-                try:
-                    values = json.loads(arguments)
-                    if isinstance(values, dict) and isinstance(properties, Mapping) and properties:
-                        values = {key: value for key, value in values.items() if key in properties}
-                    arguments = json.dumps(values, sort_keys=True)
-                except (ValueError, RecursionError):
-                    pass
+                arguments = canonical_arguments("".join(self._arguments), self._tools.get(self._name))
                 repeats = arguments in earlier_calls
                 earlier_calls.add(arguments)
                 self.ended = repeats or sum(map(len, self._calls.values())) >= MOST_CALLS

@@ -13,16 +13,16 @@ request is recognised, on every wire and after a restart, if the client returns 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from ag_ui.core import AssistantMessage, Message, Tool, ToolMessage, UserMessage
 
 from agent_server.engine_protocol.protocol import GenerationRequest
 from events.parsing.unmarked_calls import ANNOUNCES
+from events.repeated_calls import canonical_arguments
 
 UNMARKED_CALL = "unmarked_call"
 MOST_ANNOUNCEMENT = 32
@@ -42,12 +42,8 @@ class AnsweredCalls:
     """
 
     def __init__(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-        self._properties: dict[str, Mapping[str, object]] = {}
-        for tool in tools:
-            properties = tool.parameters.get("properties") if isinstance(tool.parameters, Mapping) else None
-            if isinstance(properties, Mapping) and properties:
-                self._properties[tool.name] = properties
-        self._calls: set[str] = set()
+        self._schemas: dict[str, object] = {tool.name: tool.parameters for tool in tools}
+        self._calls: set[tuple[str, str]] = set()
         succeeded: set[str] = set()
         for message in reversed(messages):
             if isinstance(message, UserMessage):
@@ -55,11 +51,8 @@ class AnsweredCalls:
             if isinstance(message, ToolMessage) and not message.error and not (message.metadata or {}).get("isError"):
                 succeeded.add(message.tool_call_id)
             if isinstance(message, AssistantMessage):
-                for call in message.tool_calls or ():
-                    with contextlib.suppress(ValueError, RecursionError):
-                        arguments = json.loads(call.function.arguments)
-                        if call.id in succeeded:
-                            self._calls.add(self._canonical(call.function.name, arguments))
+                made = [call.function for call in message.tool_calls or () if call.id in succeeded]
+                self._calls.update((call.name, self._canonical(call.name, call.arguments)) for call in made)
 
     def has(self, text: str) -> bool | None:
         """Whether an answer is or begins with one of these calls; None if the text is too short to tell."""
@@ -70,17 +63,15 @@ class AnsweredCalls:
             return None if _BEGINNING.startswith(beginning) else False
         try:
             call, _ = json.JSONDecoder().raw_decode(rest)
-            return self._canonical(call["name"], call.get("arguments")) in self._calls
+            name = call["name"]
+            return (name, self._canonical(name, json.dumps(call.get("arguments")))) in self._calls
         except json.JSONDecodeError:
             return None
         except (ValueError, LookupError, TypeError, RecursionError):
             return False
 
-    def _canonical(self, name: str, arguments: object) -> str:
-        properties = self._properties.get(name)
-        if properties is not None and isinstance(arguments, dict):
-            arguments = {key: value for key, value in arguments.items() if key in properties}
-        return json.dumps([name, arguments], sort_keys=True)
+    def _canonical(self, name: str, arguments: str) -> str:
+        return canonical_arguments(arguments, self._schemas.get(name))
 
 
 def ends_with_unmarked_calls(messages: Sequence[Message]) -> bool:

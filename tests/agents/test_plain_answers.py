@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from ag_ui.core import Tool
+from ag_ui.core import RunAgentInput, Tool
 
 from agent_server.agents import Agent, tool
+from agent_server.agents.plain_answers import with_calls_as_written
 from agent_server.engine_protocol.protocol import GenerationRequest
 from agent_server.engines.scripted import Script, ScriptedEngine
 from agent_server.runs.store import Store
@@ -21,6 +22,8 @@ from events.options import GenerationOptions, SamplingParams, ToolChoice
 from events.vocabulary import Event, RunFinished, TextMessageContent, ToolCallStart
 from tests.agents.harness import House, of
 from tests.agents.models import Model, told
+from tests.models.prompting.test_prompt import builder
+from tests.template.folder import SHARED_TEMPLATES, own, own_names
 
 pytestmark = pytest.mark.usefixtures("nothing_blocks")
 TICKER = {"type": "object", "properties": {"ticker": {"type": "string"}}}
@@ -221,6 +224,22 @@ async def test_several_calls_are_written_as_a_list_and_others_as_the_template_wr
         "Now.",
     ]
     assert [len(each.get("toolCalls") or ()) for each in said] == [0, 0, 1, 2]
+
+
+TEMPLATES = {name: own(name) for name in own_names()}
+TEMPLATES |= {path.name: path.read_text("utf-8") for path in sorted(SHARED_TEMPLATES.glob("*.jinja"))}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_template_writes_the_result_beside_the_tools_and_without_them(name: str) -> None:
+    messages = [*conversation("unmarked_call_1"), {"id": "b", "role": "assistant", "content": "That is all."}]
+    messages.append({"id": "w", "role": "user", "content": "And MSFT?"})
+    more = {"threadId": "t", "runId": "r", "state": None, "context": [], "forwardedProps": {}, "messages": messages}
+    input = RunAgentInput.model_validate({**more, "tools": []})
+    written = input.model_copy(update={"messages": with_calls_as_written(input.messages), "tools": TOOLS})
+    for each in (input, written):
+        prompt = builder(TEMPLATES[name]).build(each, GenerationOptions()).text
+        assert "187.42" in prompt.partition("That is all.")[0]
 
 
 @pytest.mark.parametrize("failed", [False, True])
