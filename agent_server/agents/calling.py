@@ -22,7 +22,7 @@ from agent_server.agents.guardrails import Forbidden, joined, strings
 from agent_server.agents.running import Callee, CallResult, PendingCall, answer_all, failure
 from agent_server.agents.server_tools import Tool, ToolFault, read_arguments
 from agent_server.agents.tool_context import ToolActivity, ToolContext
-from agent_server.models.prompting.schemas import validate
+from agent_server.models.prompting.validation import validate
 from agent_server.observability.tracing import mark_failed, note_content, span
 from agent_server.runs.store.records import HeldCall, PendingQuestion
 from events.vocabulary import ActivitySnapshot, Interrupt, ToolCallResult

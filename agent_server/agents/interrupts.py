@@ -14,7 +14,8 @@ from ag_ui.core import ResumeEntry
 from adapters.errors import RequestError
 from agent_server.agents.server_tools import Tool
 from agent_server.agents.tool_context import APPROVAL, InputRequired
-from agent_server.models.prompting.schemas import mismatch, moved
+from agent_server.models.prompting.schemas import moved
+from agent_server.models.prompting.validation import mismatch
 from agent_server.runs.store.records import InterruptAnswer, InterruptRecord, PendingQuestion
 from events.vocabulary import Interrupt
 

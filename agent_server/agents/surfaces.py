@@ -31,7 +31,7 @@ from agent_server.agents.generative_ui.streamed_surface import Content, Streamed
 from agent_server.agents.running import CallResult, failure
 from agent_server.agents.server_tools import Tool
 from agent_server.agents.tool_context import ToolContext
-from agent_server.models.prompting.schemas import problems_of
+from agent_server.models.prompting.validation import validate
 from events.vocabulary import (
     ActivityDelta,
     ActivitySnapshot,
@@ -149,9 +149,9 @@ class Surfaces:
         assert self.catalog is not None
         return RenderCallee(self)
 
-    def render(self, call_id: str, arguments: Mapping[str, object], catalog: Catalog) -> CallResult:
+    async def render(self, call_id: str, arguments: Mapping[str, object], catalog: Catalog) -> CallResult:
         """Show the surface of a complete call. Returns the call's result: success, or the errors in its arguments."""
-        faults = faults_of(arguments, catalog)
+        faults = await faults_of(arguments, catalog)
         surface = self._active.get(call_id)
         if not faults:
             painting = StreamedSurface(catalog)
@@ -262,10 +262,10 @@ class RenderCallee:
 
     async def answer(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
         assert self._surfaces.catalog is not None
-        return self._surfaces.render(context.tool_call_id, arguments, self._surfaces.catalog)
+        return await self._surfaces.render(context.tool_call_id, arguments, self._surfaces.catalog)
 
 
-def faults_of(arguments: Mapping[str, object], catalog: Catalog) -> list[dict[str, str]]:
+async def faults_of(arguments: Mapping[str, object], catalog: Catalog) -> list[dict[str, str]]:
     """The errors in the arguments of a complete call; [] if there are none."""
     surface_id, data = arguments.get("surfaceId"), arguments.get("data", {})
     if not isinstance(surface_id, str) or not surface_id:
@@ -280,7 +280,7 @@ def faults_of(arguments: Mapping[str, object], catalog: Catalog) -> list[dict[st
         schema = catalog.components.get(component["component"])
         if schema is None:
             continue
-        invalid = problems_of(json.dumps(component), json.dumps({**schema, "$defs": catalog.shared}))
+        invalid = await validate(json.dumps(component), {**schema, "$defs": catalog.shared})
         for path, message in () if invalid is None else invalid.problems[:2]:
             where = f"components[{index}]{path.replace('/', '.')}"
             faults.append({"code": "invalid_property", "path": where, "message": message})

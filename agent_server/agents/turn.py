@@ -47,8 +47,8 @@ from agent_server.models.prompting.built_prompt import Prompt
 from agent_server.models.prompting.constraints import ConstraintPlan, plan_constraint, refuse_early
 from agent_server.models.prompting.output import open_translator, sampling_for
 from agent_server.models.prompting.prompt import Prompts
-from agent_server.models.prompting.schemas import validate
 from agent_server.models.prompting.thinking import thinking_budget
+from agent_server.models.prompting.validation import validate
 from agent_server.observability.tracing import PROVIDER, note, note_content, span, wants_content
 from agent_server.pacing import PART
 from agent_server.runs import RunContext

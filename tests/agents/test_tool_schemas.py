@@ -20,7 +20,8 @@ from typing_extensions import TypedDict
 
 from agent_server.agents import ToolFault, tool
 from agent_server.agents.server_tools import Tool
-from agent_server.models.prompting.schemas import prepared, problems_of
+from agent_server.models.prompting.schemas import prepared
+from agent_server.models.prompting.validation import problems_of
 from tests.grammar.keywords import fits
 from tests.grammar.test_kept_keywords import close
 

@@ -4,7 +4,8 @@ import jsonschema
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from agent_server.models.prompting.schemas import FORMATS, _Validator, prepared
+from agent_server.models.prompting.schemas import prepared
+from agent_server.models.prompting.validation import FORMATS, _Validator
 from tests.grammar.keywords import fits
 
 TEXTS = st.text("ab1é \n", max_size=4)

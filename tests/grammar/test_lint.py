@@ -2,7 +2,8 @@
 
 import pytest
 
-from agent_server.models.prompting.schemas import prepared, problems_of, refusal
+from agent_server.models.prompting.schemas import prepared, refusal
+from agent_server.models.prompting.validation import problems_of
 from events.formats import registry
 from events.grammar.argument_values import ValueWriter, unwritten
 from events.grammar.lark import MAX_RULES, Unwritable, lark

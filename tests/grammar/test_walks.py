@@ -11,7 +11,7 @@ import torch
 
 from agent_server.generation.sampling.masks import Masks
 from agent_server.generation.sampling.sampler import RowSampling, Sampler
-from agent_server.models.prompting.schemas import FORMATS as CHECKED_FORMATS
+from agent_server.models.prompting.validation import FORMATS as CHECKED_FORMATS
 from events.formats import registry
 from events.grammar import Function, Stage
 from events.options import SamplingParams, ToolChoice

@@ -30,7 +30,7 @@ from agent_server.generation.sampling.masks import Masks
 from agent_server.generation.sampling.sampler import RowSampling, Sampler
 from agent_server.generation.scheduling.messages import EngineConfig, Submit
 from agent_server.model_files import ModelFiles
-from agent_server.models.prompting.schemas import FORMATS
+from agent_server.models.prompting.validation import FORMATS
 from events.formats import registry
 from events.formats.output_format import OutputFormat, markers
 from events.grammar import Function, Stage, plan

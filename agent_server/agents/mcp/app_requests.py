@@ -90,7 +90,7 @@ class AppRequests:
             raise PageRefused("The server offers no such tool to apps.")
         if needs_approval(connection.server, tool):
             raise PageRefused(APPROVAL)
-        if (problem := argument_problem(arguments, tool.input_schema)) is not None:
+        if (problem := await argument_problem(arguments, tool.input_schema)) is not None:
             raise PageRefused(problem)
         call = ToolRequest(name=tool.name, arguments=arguments)
         result, _ = await self._within(connection, connection.call(call))

@@ -38,8 +38,7 @@ from agent_server.agents.mcp.sessions import McpConnection, ToolRequest
 from agent_server.agents.running import CallResult, failure
 from agent_server.agents.server_tools import Tool, capped
 from agent_server.agents.tool_context import ToolContext
-from agent_server.fair_threads import REQUEST_THREADS
-from agent_server.models.prompting.schemas import problems_of
+from agent_server.models.prompting.validation import validate
 from agent_server.settings import ToolLimits
 
 logger = logging.getLogger("agent_server.mcp")
@@ -77,7 +76,7 @@ class McpCallee:
         self.concurrency_key = f"{connection.server.name} {tool.name}"
 
     async def answer(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
-        problem = argument_problem(arguments, self._tool.input_schema)
+        problem = await argument_problem(arguments, self._tool.input_schema)
         if problem is not None:
             return failure(problem)
         name, server = self._tool.name, self._connection.server.name
@@ -111,8 +110,8 @@ class McpCallee:
         if self._output_schema is not None and result.structured_content is None and not result.is_error:
             mismatch = "it has no structured content, although the tool declares an outputSchema"
         elif self._output_schema is not None and not result.is_error:
-            value, schema = json.dumps(result.structured_content), json.dumps(self._output_schema)
-            if (invalid := await REQUEST_THREADS.run(problems_of, value, schema)) is not None:
+            invalid = await validate(json.dumps(result.structured_content), self._output_schema)
+            if invalid is not None:
                 mismatch = f"it does not fit the tool's outputSchema ({str(invalid)[:300]})"
         problems = wrong if mismatch is None else [*wrong, mismatch]
         for each in problems:
@@ -251,9 +250,9 @@ class _Progress:
         self._context.progress({key: value for key, value in fields.items() if value is not None})
 
 
-def argument_problem(arguments: dict[str, object], schema: Mapping[str, object]) -> str | None:
+async def argument_problem(arguments: dict[str, object], schema: Mapping[str, object]) -> str | None:
     """Return what is wrong with the arguments, or None. An invalid schema accepts any, and the server checks them."""
-    invalid = problems_of(json.dumps(arguments), json.dumps(schema))
+    invalid = await validate(json.dumps(arguments), schema)
     if invalid is None:
         return None
     path, message = invalid.problems[0]

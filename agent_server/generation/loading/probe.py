@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 logger = logging.getLogger("agent_server.generation")
-LENGTHS = (6, 11)
+LENGTHS = (6, 8)
 """Lengths of the test prompts: they are computed at every start, and a large model takes long for each token."""
 LONGEST = 96
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -90,11 +90,12 @@ def fit(model: Any) -> list[LayerShape]:
         model.set_attn_implementation(NAME)
         # Record the shapes of the layers, all of which must use the attention interface.
         recorder = _LayerRecorder()
-        positions = torch.arange(len(prompts[0]), device=model.device)[None]
+        start = prompts[0][:2]
+        positions = torch.arange(len(start), device=model.device)[None]
         mask = torch.zeros(1, 1, 1, 1, device=model.device)
         named = {"position_ids": positions, "attention_mask": mask, "use_cache": False, "kv": recorder, **last}
         with attending(recorder):
-            model(input_ids=_ids(model, [prompts[0]]), **named)
+            model(input_ids=_ids(model, [start]), **named)
         if sorted(recorder.layers) != list(range(text.num_hidden_layers)):
             raise UnpackableModel("not every layer attends through the attention interface")
         layers = [recorder.layers[index] for index in range(text.num_hidden_layers)]

@@ -16,6 +16,7 @@ from agent_server.bounded import BoundedCache
 from agent_server.engine_protocol.protocol import Constraint, EngineError, EngineInfo
 from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.models.prompting.built_prompt import Prompt
+from agent_server.models.prompting.cpu_limit import CPU_LIMIT
 from agent_server.models.prompting.schemas import check_pattern_value, prepared
 from agent_server.settings import OutputSettings
 from events.formats.output_format import OutputFormat
@@ -36,6 +37,8 @@ MAX_BYTES = 512 * 1024
 LARGE = 32 * 1024
 """Bytes of the tools' schemas above which they are checked before the prompt is rendered."""
 MAX_CHOICES = 2000
+SECONDS = 5.0
+"""CPU time of a plan. Most take milliseconds."""
 
 
 class ConstraintPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,8 +188,10 @@ def grammar_stage(prompt: Prompt) -> Stage:
 # making a plan
 
 
+@CPU_LIMIT.of(SECONDS)
 def make_plan(request: PlanRequest) -> ConstraintPlan:
-    """Check all schemas, then plan. This takes milliseconds to tenths of a second, so call it in a thread."""
+    """Check all schemas, then plan. This takes milliseconds to tenths of a second, so call it in a thread. Schemas that
+    are not compiled after SECONDS are not enforced."""
     notes: list[str] = []
     output_tools = request.output_format.tools
     writes_values = output_tools is not None and output_tools.style != "json" and output_tools.arguments.style != "json"

@@ -15,7 +15,8 @@ from typing import Annotated, Generic, Literal, TypeVar
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agent_server.models.prompting.schemas import prepared, problems_of
+from agent_server.models.prompting.schemas import prepared
+from agent_server.models.prompting.validation import problems_of
 from events.parsing.schema import property_schema, types
 from tests.grammar.keywords import fits
 

@@ -1,0 +1,256 @@
+"""The validation of finished values against clients' JSON schemas.
+
+The schemas come from strangers, so no pattern is matched with backtracking, nothing is fetched, and the work is limited
+by its CPU time: definitions that use one another twice, thirty levels deep, are a billion schemas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import jsonschema
+import msgspec
+import re2
+import referencing
+from jsonschema.exceptions import ValidationError, best_match
+from jsonschema.validators import Draft202012Validator, extend
+
+from agent_server.fair_threads import REQUEST_THREADS
+from agent_server.models.prompting.cpu_limit import CPU_LIMIT, CpuTimeout
+from events.grammar.lint import every, malformed, modern, subschemas
+from events.references import References
+
+logger = logging.getLogger("agent_server")
+T = TypeVar("T")
+MAX_PROBLEMS = 5
+LARGE = 4 * 1024
+"""Characters of value and schema above which a value is validated in a thread."""
+LOOP_SECONDS = 0.002
+"""CPU time of a validation in the event loop. One that takes longer is begun anew in a thread."""
+SECONDS = 2.0
+"""CPU time of a validation in a thread."""
+UNUSABLE = (referencing.exceptions.Unresolvable, RecursionError, TypeError, ValueError, KeyError)
+"""Errors of validation with a schema that passed its own check but still cannot be used."""
+
+
+class InvalidArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """The first problems of one call's arguments, as pairs of JSON pointer and sentence."""
+
+    problems: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return "; ".join(f"{path.removeprefix('/') or 'arguments'}: {message}" for path, message in self.problems)
+
+
+async def validate(arguments: str, schema: Any) -> InvalidArguments | None:
+    """Validate finished arguments; return None if they are valid, or if the schema cannot be used or takes too long.
+    What is large or takes long is validated in a thread."""
+    if not isinstance(schema, Mapping) or not schema:
+        return None
+    return await _briefly(problems_of, arguments, json.dumps(schema))
+
+
+async def _briefly(check: Callable[[str, str], T | None], value: str, schema: str) -> T | None:
+    """Call a validation here if it is short, and otherwise in a thread. Return None if it takes too long there."""
+    if len(value) + len(schema) <= LARGE:
+        with contextlib.suppress(CpuTimeout), CPU_LIMIT.of(LOOP_SECONDS):
+            return check(value, schema)
+    try:
+        return await REQUEST_THREADS.run(_bounded, check, value, schema)
+    except CpuTimeout:
+        logger.warning("A value is not validated, because that takes more than %g seconds with its schema.", SECONDS)
+        return None
+
+
+def _bounded(check: Callable[[str, str], T | None], value: str, schema: str) -> T | None:
+    with CPU_LIMIT.of(SECONDS):
+        return check(value, schema)
+
+
+def problems_of(arguments: str, schema: str) -> InvalidArguments | None:
+    """Do what `validate` does, in the calling thread and however long it takes."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return InvalidArguments(problems=(("", "The arguments are not valid JSON."),))
+    validator = _validator(schema)
+    if validator is None:
+        return None
+    problems: list[tuple[str, str]] = []
+    try:
+        for error in validator.iter_errors(value):
+            path = "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in error.absolute_path)
+            problems.append((path, error.message[:300]))
+            if len(problems) == MAX_PROBLEMS:
+                break
+    except UNUSABLE:
+        return None
+    return InvalidArguments(problems=tuple(problems)) if problems else None
+
+
+async def mismatch(value: object, schema: object) -> tuple[str, str] | None:
+    """Validate a person's answer against the schema of its request. Return the dotted path of the most relevant problem
+    ("" for the whole) and a message, or None if the answer is valid or the schema cannot be used. `format` is not
+    checked. What is large or takes long is validated in a thread."""
+    return await _briefly(_mismatch, msgspec.json.encode(value).decode(), json.dumps(schema))
+
+
+def _mismatch(answer: str, schema: str) -> tuple[str, str] | None:
+    validator = _validator(schema)
+    if validator is None:
+        return None
+    try:
+        error = best_match(validator.evolve(format_checker=None).iter_errors(json.loads(answer)))
+    except UNUSABLE:
+        return None
+    return None if error is None else (".".join(str(each) for each in error.absolute_path), error.message)
+
+
+@lru_cache(maxsize=256)
+def _validator(text: str) -> Any:
+    """Create a validator that fetches no references and uses no backtracking patterns. Malformed keywords of the schema
+    are ignored one by one; returns None if that is not enough."""
+    schema = _usable(json.loads(text))
+    try:
+        _Validator.check_schema(schema)
+    except (jsonschema.SchemaError, RecursionError):
+        return None
+    return _Validator(schema, registry=referencing.Registry(), format_checker=FORMATS)
+
+
+def _usable(schema: Any) -> Any:
+    """Convert a schema to draft 2020-12, without malformed keywords and dangling references. `$schema` is left out as
+    well: below the root, jsonschema would take its own validator of that draft, whose patterns backtrack. So is
+    `unevaluatedProperties` beside `patternProperties`, whose patterns it matches with Python's `re`."""
+    if not isinstance(schema, dict):
+        return schema
+    for node in every(schema):
+        changed = dict(modern(node))
+        left_out = {key for key, value in changed.items() if malformed(key, value) is not None}
+        node.clear()
+        node.update({key: value for key, value in changed.items() if key not in left_out})
+    references = References(schema)
+    places = {id(schema): references.top}
+    nodes = every(schema)
+    has_patterns = any("patternProperties" in node for node in nodes)
+    for node in nodes:
+        node.pop("$schema", None)
+        if has_patterns:
+            node.pop("unevaluatedProperties", None)
+        place = places.setdefault(id(node), references.top)
+        if "$ref" in node and references.target(node["$ref"], place) is None:
+            del node["$ref"]
+        for _, inner in subschemas(node):
+            places[id(inner)] = references.inside(inner, place) if isinstance(inner, dict) else place
+    return schema
+
+
+def _formats() -> jsonschema.FormatChecker:
+    """Return jsonschema's format checks, extended by the leap second of RFC 3339 (section 5.6). jsonschema parses times
+    with Python's `datetime`, which has none, but grammars allow it, and their output must be valid."""
+    checker = jsonschema.FormatChecker()
+    checker.checkers = dict(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
+    for name in ("time", "date-time"):
+        if name in checker.checkers:
+            check, raises = checker.checkers[name]
+            checker.checkers[name] = (_without_leap_second(check), raises)
+    return checker
+
+
+def _without_leap_second(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    def checked(instance: object) -> bool:
+        return check(LEAP_SECOND.sub(r"\1:59", instance) if isinstance(instance, str) else instance)
+
+    return checked
+
+
+LEAP_SECOND = re.compile(r"(\d\d:\d\d):60")
+FORMATS = _formats()
+
+
+def _pattern(validator: Any, pattern: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """Check the keyword `pattern` with RE2, in linear time. Patterns that RE2 cannot compile are ignored."""
+    if isinstance(instance, str) and (compiled := _compiled(pattern)) is not None and not compiled.search(instance):
+        yield ValidationError(f"{instance[:100]!r} does not match {pattern[:100]!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """Check the keyword `patternProperties` with RE2."""
+    for pattern, subschema in patterns.items() if isinstance(instance, dict) else ():
+        compiled = _compiled(pattern)
+        for name, value in instance.items() if compiled is not None else ():
+            CPU_LIMIT.check()
+            if compiled.search(name):
+                yield from validator.descend(value, subschema, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, additional: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """Check the keyword `additionalProperties`, with RE2 for the names that `patternProperties` covers. It is ignored
+    beside patterns that RE2 cannot compile."""
+    patterns = [_compiled(pattern) for pattern in schema.get("patternProperties", ())]
+    if not isinstance(instance, dict) or None in patterns:
+        return
+    uncovered: dict[str, Any] = {}
+    for name, value in instance.items():
+        CPU_LIMIT.check()
+        if not any(pattern.search(name) for pattern in patterns):
+            uncovered[name] = value
+    declared = {"properties": schema.get("properties", {})}
+    yield from Draft202012Validator.VALIDATORS["additionalProperties"](validator, additional, uncovered, declared)
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> Any:
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(pattern, options)
+    except re2.error:
+        return None
+
+
+def _unique_items(validator: Any, unique: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """Check the keyword `uniqueItems` in one pass. jsonschema compares items that cannot be sorted pairwise, which
+    takes minutes for a few thousand objects."""
+    if unique is not True or not isinstance(instance, list):
+        return
+    if len({json.dumps(_plain(item), sort_keys=True) for item in instance}) < len(instance):
+        yield ValidationError("the items are not all different")
+
+
+def _plain(value: Any) -> Any:
+    """Normalise equal numbers in a value: 1.0 is 1 (JSON Schema, core, 4.2.2)."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def _timed(check: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(*given: Any) -> Any:
+        CPU_LIMIT.check()
+        return check(*given)
+
+    return checked
+
+
+_OWN = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "uniqueItems": _unique_items,
+}
+_TYPES = Draft202012Validator.TYPE_CHECKER
+_Validator = extend(
+    Draft202012Validator,
+    {keyword: _timed(check) for keyword, check in {**Draft202012Validator.VALIDATORS, **_OWN}.items()},
+    # What jsonschema does for `unevaluatedProperties` and `unevaluatedItems` visits schemas without their keywords.
+    type_checker=_TYPES.redefine("boolean", _timed(lambda _, value: isinstance(value, bool))),
+)
