@@ -16,7 +16,7 @@ from agent_server.model_files.checkpoint_files import (
     require_hub,
     source_name,
 )
-from agent_server.model_files.served_tokenizer import control_tokens
+from agent_server.model_files.served_tokenizer import control_tokens, without_control_tokens
 from agent_server.model_files.usable_files import ModelFiles, UnusableFile, read_json, readable
 
 __all__ = [
@@ -39,4 +39,5 @@ __all__ = [
     "readable",
     "require_hub",
     "source_name",
+    "without_control_tokens",
 ]

@@ -7,7 +7,7 @@ exists, transformers ignores `add_bos_token` and `add_eos_token`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,19 @@ def control_tokens(tokenizer: Tokenizer, templates: Iterable[str] = ()) -> dict[
         if token.special
         or (token.content.strip() and (model.token_to_id(token.content) is None or token.content in sources))
     }
+
+
+def without_control_tokens(tokenizer: Tokenizer, controls: Collection[int]) -> Tokenizer:
+    """Return a tokenizer that encodes the text of these control tokens as text. It shares the vocabulary, which takes
+    seconds to copy, and adds nothing around a text."""
+    plain = Tokenizer(tokenizer.model)
+    plain.normalizer, plain.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+    added = sorted(tokenizer.get_added_tokens_decoder().items())
+    for number, token in added:
+        token.special = number in controls
+    plain.add_tokens([token for _, token in added])
+    plain.encode_special_tokens = True  # as text
+    return plain
 
 
 def put_around(tokenizer: Tokenizer, begin: str | None, end: str | None) -> None:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models
 from agent_server.engine_protocol.detokenizer import byte_level_bytes
 from agent_server.engine_protocol.protocol import Constraint, node_of
 from agent_server.generation.core.constraint import ConstraintError, Grammar, Matcher
-from agent_server.model_files import control_tokens
+from agent_server.model_files import control_tokens, without_control_tokens
 from events.grammar.lark import Unwritable, lark
 
 if TYPE_CHECKING:
@@ -83,14 +83,9 @@ class _TokenTexts:
             "normalizer": {"type": "Sequence", "normalizers": spaces} if spaces else None,
             "pre_tokenizer": _without_prefix(spec.get("pre_tokenizer")),
         }
-        encoder = Tokenizer.from_str(msgspec.json.encode(plain).decode())
-        encoder.model = tokenizer.model
-        added = sorted(tokenizer.get_added_tokens_decoder().items())
-        for number, token in added:
-            token.special = number in controls
-        encoder.add_tokens([token for _, token in added])
-        encoder.encode_special_tokens = True
-        self._encoder = encoder
+        parts = Tokenizer.from_str(msgspec.json.encode(plain).decode())
+        self._encoder = without_control_tokens(tokenizer, controls)
+        self._encoder.normalizer, self._encoder.pre_tokenizer = parts.normalizer, parts.pre_tokenizer
         self.vocabulary: Any = None
 
     def __call__(self, text: str) -> list[int]:

@@ -13,16 +13,14 @@ vocabulary has in addition to its merges (Gemma's runs of spaces and HTML tags),
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from agent_server.model_files import control_tokens
+from agent_server.model_files import control_tokens, without_control_tokens
 from agent_server.models.prompting.encoding import TextTokens, can_be_sliced, encoded
 from agent_server.models.prompting.segments import Cuts, Key, LiteralFinder, SegmentCache, key_of
 
@@ -52,18 +50,11 @@ class ControlTokens:
         normalized = any(token.normalized or token.lstrip or token.rstrip for token in tokens_by_id.values())
         self._ask_tokenizer = normalized and tokenizer.normalizer is not None
         self.sliced = can_be_sliced(tokenizer)
-        self._plain: Tokenizer | None = None
+        self._plain_tokenizer = without_control_tokens(tokenizer, self._numbers)
         self._joins_prefix: bool | None = None
 
     def is_control(self, number: int) -> bool:
         return number in self._numbers
-
-    def is_prepared_for(self, texts: Iterable[str]) -> bool:
-        """Return whether a prompt with these texts can be encoded without first copying the tokenizer, which takes
-        seconds for a large vocabulary."""
-        if self._plain is not None:
-            return True
-        return not self.may_be_spelled_in(texts)
 
     def may_be_spelled_in(self, texts: Iterable[str]) -> bool:
         """Return whether `spans` may find a control token in one of the texts."""
@@ -96,8 +87,6 @@ class ControlTokens:
         """Encode a rendered text. Its stand-ins, matched by `pattern`, become text and never control tokens. Cached
         segments are not encoded again. most: see `encoded`."""
         stand_ins = stand_ins or {}
-        if most is not None:  # a stand-in has a token for each of its digits at most
-            most += STAND_IN_TOKENS * len(stand_ins)
         if stand_ins and self._cuts.digits:
             return [number for _, ids in self._stretches(text, stand_ins, pattern, most) for number in ids]
         starts = self._cuts.starts(text)
@@ -146,7 +135,9 @@ class ControlTokens:
     ) -> list[tuple[int, list[int]]]:
         """Return the text's ids from each control token up to the next, with the position in the text where they
         begin."""
-        encoding = self._encoded(self._tokenizer, text, most)
+        # A stand-in has a token for each of its digits at most.
+        allowance = STAND_IN_TOKENS * len(stand_ins)
+        encoding = self._encoded(self._tokenizer, text, None if most is None else most + allowance)
         every = encoding.ids
         stretches: list[tuple[int, list[int]]] = []
         ids: list[int] = []
@@ -155,66 +146,49 @@ class ControlTokens:
         for place, (end, after) in [*encoding.spans.items(), (len(every), (len(text), len(text)))]:
             piece = text[start:end]
             restored = restore(piece, stand_ins, pattern)
-            ids += every[first:place] if restored == piece else self.plain(restored, first=start == 0)
+            ids += every[first:place] if restored == piece else self.plain(restored, first=start == 0, most=most)
             if ids or begins < end:
                 stretches.append((begins, ids))
             ids, begins = every[place : place + 1], end
             first, start = place + 1, after
         return stretches
 
-    def plain(self, text: str, first: bool = False) -> list[int]:
+    def plain(self, text: str, first: bool = False, most: int | None = None) -> list[int]:
         """Encode a text without control tokens, whatever it spells.
 
-        first: the text begins the prompt (some tokenizers put a space before the first word only).
+        first: the text begins the prompt (some tokenizers put a space before the first word only). most: see `encoded`.
         """
         ids: list[int] = []
         waiting = [text]
         while waiting:
             part = waiting.pop()
-            encoding = self._unmarked(part, first=first and not ids)
+            encoding = self._unmarked(part, first=first and not ids, most=most)
             waiting.extend(reversed(_within(part, encoding.spans.values())))
             ids += encoding.ids if not encoding.spans else ()
         return ids
 
-    def _unmarked(self, text: str, *, first: bool) -> TextTokens:
+    def _unmarked(self, text: str, *, first: bool, most: int | None) -> TextTokens:
         """Encode a text without the added control tokens. The spans have those that the base vocabulary contains."""
-        tokenizer = self._plain_tokenizer()
+        tokenizer = self._plain_tokenizer
         # A tokenizer that puts a space before the first word must not do so in the middle of a prompt, so the text is
         # encoded after a line break, whose ids are then removed.
         if text and not first and self._adds_prefix():
             anchor = tokenizer.encode("\n", add_special_tokens=False).ids
-            joined = self._encoded(tokenizer, "\n" + text)
+            joined = self._encoded(tokenizer, "\n" + text, None if most is None else most + len(anchor))
             if joined.ids[: len(anchor)] == anchor:
                 spans = {place - len(anchor): (start - 1, end - 1) for place, (start, end) in joined.spans.items()}
                 return TextTokens(joined.ids[len(anchor) :], spans)
-        return self._encoded(tokenizer, text)
+        return self._encoded(tokenizer, text, most)
 
     def _encoded(self, tokenizer: Tokenizer, text: str, most: int | None = None) -> TextTokens:
         return encoded(tokenizer, text, marked=self._numbers, sliced=self.sliced, most=most)
-
-    def _plain_tokenizer(self) -> Tokenizer:
-        if self._plain is None:
-            spec = json.loads(self._tokenizer.to_str())
-            base = self._tokenizer.get_vocab(with_added_tokens=False)
-            tokens = []
-            for token in spec.get("added_tokens") or []:
-                is_control = token["id"] in self._numbers
-                if is_control and token["content"] in base:  # no ids depend on its being added
-                    continue
-                # A control token keeps its id under a random spelling, or later added tokens (runs of white space)
-                # would get other ids.
-                tokens.append({**token, "content": secrets.token_hex(16)} if is_control else token)
-            spec["added_tokens"] = tokens
-            spec["post_processor"] = None
-            self._plain = Tokenizer.from_str(json.dumps(spec))
-        return self._plain
 
     def _adds_prefix(self) -> bool:
         """Return whether the plain tokenizer encodes the start of a text differently from text after a control
         token."""
         if self._joins_prefix is None:
             content = next(iter(self.ids), None)
-            alone = self._plain_tokenizer().encode("a b", add_special_tokens=False).ids
+            alone = self._plain_tokenizer.encode("a b", add_special_tokens=False).ids
             after = self._tokenizer.encode(f"{content}a b", add_special_tokens=False).ids if content else [0, *alone]
             self._joins_prefix = list(after[1:]) != list(alone)
         return self._joins_prefix

@@ -28,7 +28,7 @@ from agent_server.models.prompting.built_prompt import Prompt
 from agent_server.models.prompting.control_tokens import ControlTokens
 from agent_server.models.prompting.encoding import COUNTED_CHARACTERS, characters_per_token, encoded
 from agent_server.models.prompting.prefill import written_stage
-from agent_server.models.prompting.quick_builds import QuickBuilds, small_texts
+from agent_server.models.prompting.quick_builds import QuickBuilds, is_small
 from agent_server.models.prompting.rendering import Chat, Rendering
 from agent_server.models.prompting.thinking import switch_words, template_variables
 from agent_server.models.prompting.truncation import answer_room, newest, shortened
@@ -179,8 +179,7 @@ class PromptBuilder:
         """Call `build` in a thread, so that a slow template does not block the event loop; small requests that are
         known to be quick are built directly (see `quick_builds`). Raises what `build` and `run` raise."""
         build = partial(self.build, input, options, instructions, takes=takes, fits=fits)
-        texts = small_texts(input, options, instructions)
-        if texts is not None and self._controls.is_prepared_for(texts):
+        if is_small(input, options, instructions):
             if self._quick.may_follow:
                 return self._quick.measure(build)
             build = partial(self._quick.measure, build)

@@ -10,7 +10,7 @@ threads and then continuously.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from ag_ui.core import AssistantMessage, DeveloperMessage, RunAgentInput, SystemMessage, UserMessage
@@ -62,19 +62,19 @@ class QuickBuilds:
                 self._credit -= seconds * QUICK_FOR_SLOW
 
 
-def small_texts(input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Sequence[str] | None:
-    """Return the texts of a small request, or None for any other. A small request has only plain messages, no variables
-    for the template, and a prompt that is rendered once."""
+def is_small(input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> bool:
+    """Return whether a request is small: it has only short, plain messages, no variables for the template, and a prompt
+    that is rendered once."""
     messages = input.messages
     if len(messages) > MOST_MESSAGES or input.tools or input.context:
-        return None
+        return False
     if options.template_kwargs or options.raw_prompt is not None:
-        return None
+        return False
     if options.continue_final_message or options.truncate_history:
-        return None
-    texts = [options.prediction] if instructions is None else [options.prediction, instructions]
+        return False
+    characters = len(options.prediction) + len(instructions or "")
     for message in messages:
         if type(message) not in _PLAIN or not isinstance(message.content, str) or getattr(message, "tool_calls", None):
-            return None
-        texts.append(message.content)
-    return texts if sum(map(len, texts)) <= MOST_CHARACTERS else None
+            return False
+        characters += len(message.content)
+    return characters <= MOST_CHARACTERS
