@@ -14,6 +14,8 @@ Schema = Mapping[str, Any]
 ALL_TYPES = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
 MAX_DEPTH = 6
 """The most references and nested properties that are followed."""
+MAX_VISITS = 200_000
+"""A second or two. A union of 100 objects that a property tells apart takes 30,000."""
 _RANGES = {
     "string": (("minLength",), ("maxLength",)),
     "array": (("minItems",), ("maxItems",)),
@@ -22,46 +24,56 @@ _RANGES = {
 }
 
 
-def disjoint(first: Any, second: Any, definitions: Mapping[str, Any], depth: int = 0) -> bool:
-    """Return whether it is certain that no value is valid for both. References are `#/$defs/NAME`, as in a prepared
-    schema; `definitions` holds their targets."""
-    if first is False or second is False:
-        return True
-    if not isinstance(first, Mapping) or not isinstance(second, Mapping) or depth > MAX_DEPTH:
-        return False
-    a, b = _conjuncts(first, definitions, 0), _conjuncts(second, definitions, 0)
-    for own, other in ((a, second), (b, first)):
-        for part in own:
-            for keyword in ("anyOf", "oneOf"):
-                options = part.get(keyword)
-                if isinstance(options, list) and all(disjoint(each, other, definitions, depth + 1) for each in options):
+class SchemaComparison:
+    """Comparisons of a prepared schema's parts.
+
+    definitions: the targets of references, which are `#/$defs/NAME`. most: parts that all comparisons together may
+    visit. Small schemas can have astronomically many pairs of parts; beyond this number nothing is certain.
+    """
+
+    def __init__(self, definitions: Mapping[str, Any], most: int = MAX_VISITS) -> None:
+        self._definitions = definitions
+        self._left = most
+
+    def disjoint(self, first: Any, second: Any, depth: int = 0) -> bool:
+        """Return whether it is certain that no value is valid for both."""
+        if first is False or second is False:
+            return True
+        if not isinstance(first, Mapping) or not isinstance(second, Mapping) or depth > MAX_DEPTH or self._left <= 0:
+            return False
+        a, b = self._conjuncts(first, 0), self._conjuncts(second, 0)
+        for own, other in ((a, second), (b, first)):
+            for part in own:
+                for keyword in ("anyOf", "oneOf"):
+                    options = part.get(keyword)
+                    if isinstance(options, list) and all(self.disjoint(each, other, depth + 1) for each in options):
+                        return True
+        kinds = _types(a) & _types(b)
+        values = [_values(each) for each in (a, b)]
+        if all(each is not None for each in values):
+            return not (values[0] or set()) & (values[1] or set())
+        if kinds == {"object"}:
+            # A required property has disjoint schemas or must be absent in one of the two.
+            for name in _required(a) | _required(b):
+                in_first, in_second = _property(a, name), _property(b, name)
+                if self.disjoint({"allOf": in_first}, {"allOf": in_second}, depth + 1):
                     return True
-    kinds = _types(a) & _types(b)
-    values = [_values(each) for each in (a, b)]
-    if all(each is not None for each in values):
-        return not (values[0] or set()) & (values[1] or set())
-    if kinds == {"object"}:
-        # A required property has disjoint schemas or must be absent in one of the two.
-        for name in _required(a) | _required(b):
-            in_first, in_second = _property(a, name), _property(b, name)
-            if disjoint({"allOf": in_first}, {"allOf": in_second}, definitions, depth + 1):
-                return True
-            if False in in_first or False in in_second:
-                return True
-    has_first = kinds == {"array"} and any(part.get("minItems", 0) > 0 for part in (*a, *b))
-    if has_first and any(disjoint(x, y, definitions, depth + 1) for x in _firsts(a) for y in _firsts(b)):
-        return True
-    return all(_ranges_disjoint(kind, [*a, *b]) for kind in kinds)
+                if False in in_first or False in in_second:
+                    return True
+        has_first = kinds == {"array"} and any(part.get("minItems", 0) > 0 for part in (*a, *b))
+        if has_first and any(self.disjoint(x, y, depth + 1) for x in _firsts(a) for y in _firsts(b)):
+            return True
+        return all(_ranges_disjoint(kind, [*a, *b]) for kind in kinds)
 
-
-def _conjuncts(schema: Any, definitions: Mapping[str, Any], depth: int) -> list[Schema]:
-    """Return the schema, the target of its reference and its `allOf`: values must be valid for all of them."""
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
-        return []
-    reference = schema.get("$ref")
-    target = definitions.get(reference.removeprefix("#/$defs/")) if isinstance(reference, str) else None
-    parts = [target, *(schema["allOf"] if isinstance(schema.get("allOf"), list) else ())]
-    return [schema, *(each for part in parts for each in _conjuncts(part, definitions, depth + 1))]
+    def _conjuncts(self, schema: Any, depth: int) -> list[Schema]:
+        """Return the schema, the target of its reference and its `allOf`: values must be valid for all of them."""
+        if not isinstance(schema, Mapping) or depth > MAX_DEPTH or self._left <= 0:
+            return []
+        self._left -= 1
+        reference = schema.get("$ref")
+        target = self._definitions.get(reference.removeprefix("#/$defs/")) if isinstance(reference, str) else None
+        parts = [target, *(schema["allOf"] if isinstance(schema.get("allOf"), list) else ())]
+        return [schema, *(each for part in parts for each in self._conjuncts(part, depth + 1))]
 
 
 def _types(parts: Iterable[Schema]) -> frozenset[str]:

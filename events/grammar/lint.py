@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from events.grammar.disjoint import disjoint
+from events.grammar.disjoint import SchemaComparison
 from events.grammar.regexes import check_pattern
 from events.parsing.schema import type_of
 from events.references import Place, References, escape
@@ -193,12 +193,13 @@ class _Preparation:
             if id(node) in self._tags:
                 for keyword in {"oneOf", "anyOf"} & node.keys():
                     node[keyword] = [self._require_tag(each, self._tags[id(node)]) for each in node[keyword]]
+        comparison = SchemaComparison(self._definitions)
         for node in nodes:
             if "oneOf" not in node:
                 continue
             options = node.pop("oneOf")
             pairs = ((i, j) for j in range(len(options)) for i in range(j))
-            overlap = next(((i, j) for i, j in pairs if not disjoint(options[i], options[j], self._definitions)), None)
+            overlap = next(((i, j) for i, j in pairs if not comparison.disjoint(options[i], options[j])), None)
             if overlap is not None:
                 reason = f"a value may fit its schemas {overlap[0]} and {overlap[1]} at once; it is taken for anyOf"
                 self._find(self._paths.get(id(node), ""), "oneOf", reason)

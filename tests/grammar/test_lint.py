@@ -6,6 +6,7 @@ from agent_server.models.prompting.schemas import prepared, refusal
 from agent_server.models.prompting.validation import problems_of
 from events.formats import registry
 from events.grammar.argument_values import ValueWriter, unwritten
+from events.grammar.disjoint import SchemaComparison
 from events.grammar.lark import MAX_RULES, Unwritable, lark
 from events.grammar.lint import MAX_DEPTH, MAX_LEVELS, SchemaRefused, prepare
 from events.grammar.nodes import Alphabet, constant
@@ -212,3 +213,26 @@ def test_a_clients_grammar_has_a_bounded_number_of_rules_and_references():
 def test_a_whole_number_beyond_a_double_is_an_integer():
     prepared = prepare({"oneOf": [{"const": 10**400}, {"type": "string"}]})
     assert prepared.findings == ()
+
+
+def nested_objects(name: str, leaf: dict[str, object], *, levels: int = 10, width: int = 20) -> dict[str, object]:
+    """Definitions of which each has `width` properties of the next one: 16 KB that have width**levels parts."""
+    names = [f"p{number}" for number in range(width)]
+    definitions: dict[str, object] = {f"{name}{levels}": leaf}
+    for level in range(levels):
+        properties = {key: {"$ref": f"#/$defs/{name}{level + 1}"} for key in names}
+        definitions[f"{name}{level}"] = {"type": "object", "properties": properties, "required": names}
+    return definitions
+
+
+def test_alternatives_with_countless_parts_are_compared_in_bounded_time():
+    definitions = nested_objects("a", {"const": 1}) | nested_objects("b", {"const": 2})
+    ready = prepare({"oneOf": [{"$ref": "#/$defs/a0"}, {"$ref": "#/$defs/b0"}], "$defs": definitions})
+    assert [each.keyword for each in ready.findings] == ["oneOf"]
+
+
+def test_alternatives_are_compared_as_long_as_the_bound_allows():
+    definitions = nested_objects("a", {"const": 1}, levels=2) | nested_objects("b", {"const": 2}, levels=2)
+    first, second = {"$ref": "#/$defs/a0"}, {"$ref": "#/$defs/b0"}
+    assert SchemaComparison(definitions).disjoint(first, second)
+    assert not SchemaComparison(definitions, most=10).disjoint(first, second)
