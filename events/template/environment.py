@@ -25,6 +25,7 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.runtime import LoopContext, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 DEFAULT_MAX_CHARACTERS = 8_000_000
 MAX_REPEATED = 1_000_000  # characters or items that one `*` may produce
@@ -34,6 +35,8 @@ _GROWING_METHODS: dict[type, frozenset[str]] = {
     dict: frozenset({"update", "setdefault"}),
 }
 
+_UNCHANGING = frozenset({str, LoopContext, Namespace})
+"""Types whose attributes change nothing; those of a namespace are what the template has put there."""
 _TOOL_TEXTS = frozenset({"functions", "tools_json"})
 """Variables for the declared tools as JSON text."""
 
@@ -77,7 +80,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
-        if type(obj) is str or type(obj) is LoopContext:  # neither can be changed; jinja2 checks a dozen types first
+        if type(obj) in _UNCHANGING:  # jinja2 checks a dozen types first
             return not attr.startswith("_")
         if attr in _GROWING_METHODS.get(type(obj), frozenset()):
             return True

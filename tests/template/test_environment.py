@@ -33,6 +33,8 @@ def test_lists_may_be_a_queue() -> None:
         "{{ messages[0].clear() }}",
         "{{ messages.__class__.__mro__ }}",
         "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{% set ns = namespace(a=1) %}{{ ns.__class__.__init__.__globals__ }}",
+        "{% set ns = namespace(a=1) %}{{ ns._Namespace__attrs.items }}",
         "{{ raise_exception.__globals__.keys() }}",
     ],
 )
