@@ -51,6 +51,17 @@ def claude(target: Target) -> str:
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
 
 
+def copilot(target: Target) -> str:
+    """For a shell's profile: GitHub Copilot CLI reads its environment."""
+    values = {"COPILOT_PROVIDER_BASE_URL": f"{target.url}/v1", "COPILOT_MODEL": target.model}
+    if target.key:
+        values["COPILOT_PROVIDER_API_KEY"] = target.key
+    if target.context:
+        values["COPILOT_PROVIDER_MAX_PROMPT_TOKENS"] = str(target.context - target.answer)
+        values["COPILOT_PROVIDER_MAX_OUTPUT_TOKENS"] = str(target.answer)
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
 def opencode(target: Target) -> str:
     """For `opencode.json` in a project, or `~/.config/opencode/opencode.json`."""
     return _opencode_json(target, "https://opencode.ai/config.json")
@@ -132,8 +143,8 @@ def aider(target: Target) -> str:
 
 
 CLIENTS: Mapping[str, Callable[[Target], str]] = {
-    "aider": aider, "claude": claude, "cline": cline, "codex": codex, "continue": continue_dev, "kilo": kilo,
-    "opencode": opencode, "pi": pi, "qwen": qwen,
+    "aider": aider, "claude": claude, "cline": cline, "codex": codex, "continue": continue_dev, "copilot": copilot,
+    "kilo": kilo, "opencode": opencode, "pi": pi, "qwen": qwen,
 }  # fmt: skip
 
 

@@ -104,7 +104,7 @@ async def test_the_model_is_the_servers_first_and_the_agent_knows_its_context():
     [
         (
             ("cursor", "--model", "m"),
-            "Unknown client 'cursor'. Use aider, claude, cline, codex, continue, kilo, opencode, pi, qwen.",
+            "Unknown client 'cursor'. Use aider, claude, cline, codex, continue, copilot, kilo, opencode, pi, qwen.",
         ),
         (("codex", "--url", URL), f"No server answers at {URL}"),
     ],

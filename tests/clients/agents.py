@@ -66,6 +66,11 @@ def _claude(prompt: str, goes_on: bool) -> list[str]:
     return [*(["--continue"] if goes_on else []), "-p", prompt, *options]
 
 
+def _copilot(prompt: str, goes_on: bool) -> list[str]:
+    options = ["--allow-all-tools", "--allow-all-paths", "--disable-client-telemetry", "--no-color"]
+    return [*(["--continue"] if goes_on else []), "-p", prompt, *options]
+
+
 def _opencode(prompt: str, goes_on: bool) -> list[str]:
     return ["run", *(["--continue"] if goes_on else []), prompt]
 
@@ -129,6 +134,17 @@ AGENTS = {
             shell=_bash,
             picture=lambda file: ("Read", {"file_path": str(file)}),
             search=(("ToolSearch", {"query": f"select:{MIX}"}), (MIX, {"one": "red", "other": "blue"})),
+        ),
+        CodingAgent(
+            "copilot", "GitHub Copilot CLI", "@github/copilot", "Chat Completions", _copilot,
+            edits=lambda file, old, new: [
+                ("view", {"path": str(file)}),
+                ("edit", {"path": str(file), "old_str": old, "new_str": new}),
+                ("bash", {"command": f"cat {file.name}", "description": "Show the file"}),
+            ],
+            shell=lambda command: ("bash", {"command": command, "description": "Run a command", "initial_wait": 120}),
+            picture=lambda file: ("view", {"path": str(file)}),
+            lacks={"tool search": "has none", "image": "sends none"},
         ),
         _OPENCODE,
         replace(_OPENCODE, name="kilo", title="Kilo Code", package="@kilocode/cli", arguments=_kilo),
@@ -198,6 +214,7 @@ class Session:
         self.environment["PATH"] = f"{FOLDER / 'node_modules' / '.bin'}:{os.environ['PATH']}"  # has Node 22
         self.environment |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"}
         self.environment |= {"CLINE_NO_AUTO_UPDATE": "1", "CLINE_TELEMETRY_DISABLED": "1"}
+        self.environment |= {"COPILOT_AUTO_UPDATE": "false"}
         self.painter = folder / "painter"
         server = {"command": sys.executable, "args": [PAINT, str(self.painter)]}
         match agent.name:
@@ -209,7 +226,7 @@ class Session:
                     configuration += f"args = {json.dumps(server['args'])}\n"
                     configuration += "\n[features]\ntool_search_always_defer_mcp_tools = true\n"
                 self._write(self.home / ".codex" / "config.toml", configuration)
-            case "claude":
+            case "claude" | "copilot":
                 lines = (shlex.split(line)[1] for line in configuration.splitlines())
                 self.environment |= dict(line.split("=", 1) for line in lines)
                 if paint:

@@ -107,9 +107,12 @@ async def test_a_stream_that_breaks_off_does_not_hang_the_agent(agent: CodingAge
 KNOWN = "The file has lines about colours."
 """What the summary of the conversation says, in the tags that Qwen Code asks for."""
 TOO_LONG = "The prompt is too long"
-ENDS = {"codex": "ran out of room in the model's context window", "continue": TOO_LONG, "qwen": TOO_LONG}
-"""What agents say that do not know the context and end where it is full. Qwen Code asks for a summary of all first,
-which is too long as well."""
+ENDS = {
+    "codex": "ran out of room in the model's context window", "continue": TOO_LONG, "copilot": TOO_LONG,
+    "qwen": TOO_LONG,
+}  # fmt: skip
+"""What agents say that do not know the context and end where it is full. Copilot and Qwen Code ask for a summary of all
+first, which is too long as well."""
 
 
 @pytest.mark.cell("context full")
