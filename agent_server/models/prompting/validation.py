@@ -53,24 +53,20 @@ async def validate(arguments: str, schema: Any) -> InvalidArguments | None:
     What is large or takes long is validated in a thread."""
     if not isinstance(schema, Mapping) or not schema:
         return None
-    return await _briefly(problems_of, arguments, json.dumps(schema))
+    return await _run_check(problems_of, arguments, json.dumps(schema))
 
 
-async def _briefly(check: Callable[[str, str], T | None], value: str, schema: str) -> T | None:
-    """Call a validation here if it is short, and otherwise in a thread. Return None if it takes too long there."""
+async def _run_check(check: Callable[[str, str], T | None], value: str, schema: str) -> T | None:
+    """Run a check of a value in the event loop if it is short, and otherwise in a thread. Return None if it takes too
+    long there."""
     if len(value) + len(schema) <= LARGE:
         with contextlib.suppress(CpuTimeout), CPU_LIMIT.of(LOOP_SECONDS):
             return check(value, schema)
     try:
-        return await REQUEST_THREADS.run(_bounded, check, value, schema)
+        return await REQUEST_THREADS.run(CPU_LIMIT.of(SECONDS)(check), value, schema)
     except CpuTimeout:
         logger.warning("A value is not validated, because that takes more than %g seconds with its schema.", SECONDS)
         return None
-
-
-def _bounded(check: Callable[[str, str], T | None], value: str, schema: str) -> T | None:
-    with CPU_LIMIT.of(SECONDS):
-        return check(value, schema)
 
 
 def problems_of(arguments: str, schema: str) -> InvalidArguments | None:
@@ -98,7 +94,7 @@ async def mismatch(value: object, schema: object) -> tuple[str, str] | None:
     """Validate a person's answer against the schema of its request. Return the dotted path of the most relevant problem
     ("" for the whole) and a message, or None if the answer is valid or the schema cannot be used. `format` is not
     checked. What is large or takes long is validated in a thread."""
-    return await _briefly(_mismatch, msgspec.json.encode(value).decode(), json.dumps(schema))
+    return await _run_check(_mismatch, msgspec.json.encode(value).decode(), json.dumps(schema))
 
 
 def _mismatch(answer: str, schema: str) -> tuple[str, str] | None:
