@@ -1,6 +1,7 @@
 """The core: control of running generations, endings, errors that stay with their request, nothing left behind."""
 
 import random
+import threading
 
 import pytest
 import torch
@@ -385,8 +386,6 @@ def test_constrained_rows_follow_their_grammar_among_free_ones(model, kind):
 
 
 def test_a_grammar_that_takes_too_long_is_refused():
-    import threading
-
     release, answers = threading.Event(), []
 
     class Slow(Backend):
@@ -404,8 +403,6 @@ def test_a_grammar_that_takes_too_long_is_refused():
 
 
 def test_a_grammar_too_large_is_refused_and_a_known_one_is_not_compiled_again():
-    import threading
-
     backend, seen = Backend(), []
     compiled = threading.Event()
     compiler = Compiler(backend)
@@ -419,6 +416,17 @@ def test_a_grammar_too_large_is_refused_and_a_known_one_is_not_compiled_again():
     compiler.compile(known, lambda grammar, error: seen.append(grammar))
     assert seen[1] is seen[2]
     compiler.close()
+
+
+def test_grammars_are_cached_up_to_the_size_of_their_constraints():
+    compiler = Compiler(Backend())
+    done = threading.Semaphore(0)
+    for number in range(4):
+        constraint = Constraint(kind="choice", value=[f"{number}" * 400_000])
+        compiler.compile(constraint, lambda grammar, error: done.release())
+        assert done.acquire(timeout=10)
+    compiler.close()
+    assert len(compiler._cache) == 2
 
 
 def test_an_empty_delta_is_never_sent(driver):

@@ -24,7 +24,9 @@ logger = logging.getLogger("agent_server.generation")
 
 MAX_BYTES = 512 * 1024
 """Larger constraints are refused."""
-MAX_CACHED = 64
+MAX_CACHED, SMALL = 1024 * 1024, 16 * 1024
+"""Bytes of all cached constraints, and those that a small one counts as. A grammar takes up to a hundred times its
+constraint."""
 TIME_LIMIT = 2.0
 """Seconds that a compilation may take once it has started."""
 
@@ -97,7 +99,7 @@ class Compiler:
         self.backend = backend
         self._time_limit = time_limit
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammar")
-        self._cache: BoundedCache[bytes, Grammar] = BoundedCache(MAX_CACHED)
+        self._cache: BoundedCache[bytes, Grammar] = BoundedCache(MAX_CACHED, lambda key, _: max(len(key), SMALL))
         self._lock = threading.Lock()
         self.counts = {
             "grammar_cache_queries_total": 0.0,

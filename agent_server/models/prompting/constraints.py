@@ -30,7 +30,9 @@ from events.options import GenerationOptions, ResponseFormat, ToolChoice
 from events.parsing.machine import Parser
 from events.parsing.policy import Policy
 
-MAX_CACHED = 128
+MAX_CACHED, SMALL = 8 * 1024 * 1024, 64 * 1024
+"""Bytes of the keys of all cached plans, and those that a small one counts as. A plan takes about twelve times its
+key."""
 MAX_FINDINGS = 8
 """Warnings for one schema; further ones are only counted."""
 MAX_BYTES = 512 * 1024
@@ -67,7 +69,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     grammars: dict[str, str] = {}
 
 
-_plans: BoundedCache[bytes, ConstraintPlan] = BoundedCache(MAX_CACHED)
+_plans: BoundedCache[bytes, ConstraintPlan] = BoundedCache(MAX_CACHED, lambda key, _: max(len(key), SMALL))
 
 
 async def plan_constraint(

@@ -21,9 +21,9 @@ class CpuLimit(threading.local):
     def reached(self) -> bool:
         return time.thread_time() > self._end
 
-    def check(self) -> None:
-        """Raise CpuTimeout if the limit is reached."""
-        if self.reached:
+    def check(self, seconds: float = 0.0) -> None:
+        """Raise CpuTimeout if not more than `seconds` are left, which the next piece of work takes."""
+        if time.thread_time() + seconds > self._end:
             raise CpuTimeout
 
     @contextlib.contextmanager

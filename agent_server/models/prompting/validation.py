@@ -11,7 +11,6 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import jsonschema
@@ -21,6 +20,7 @@ import referencing
 from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.validators import Draft202012Validator, extend
 
+from agent_server.bounded import BoundedCache
 from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.models.prompting.cpu_limit import CPU_LIMIT, CpuTimeout
 from events.grammar.lint import every, malformed, modern, subschemas
@@ -35,6 +35,14 @@ LOOP_SECONDS = 0.002
 """CPU time of a validation in the event loop. One that takes longer is begun anew in a thread."""
 SECONDS = 2.0
 """CPU time of a validation in a thread."""
+MAX_CACHED, SMALL = 4 * 1024 * 1024, 16 * 1024
+"""Characters of the schemas of all cached validators, and those that a small one counts as. A validator takes about
+nine times its characters."""
+PROGRAM_BYTES = (512 * 1024, 8 * 1024 * 1024)
+"""Bytes that a pattern's program and its states may take: most need the less, `[\\p{L}_-]{1,255}` the more."""
+MAX_PROGRAM_BYTES = 64 * 1024 * 1024
+COMPILE_SECONDS = 0.1
+"""CPU time that compiling a pattern takes at most."""
 UNUSABLE = (referencing.exceptions.Unresolvable, RecursionError, TypeError, ValueError, KeyError)
 """Errors of validation with a schema that passed its own check but still cannot be used."""
 
@@ -108,16 +116,24 @@ def _mismatch(answer: str, schema: str) -> tuple[str, str] | None:
     return None if error is None else (".".join(str(each) for each in error.absolute_path), error.message)
 
 
-@lru_cache(maxsize=256)
 def _validator(text: str) -> Any:
-    """Create a validator that fetches no references and uses no backtracking patterns. Malformed keywords of the schema
+    """Return a validator that fetches no references and uses no backtracking patterns. Malformed keywords of the schema
     are ignored one by one; returns None if that is not enough."""
+    cached = _validators.get(text)
+    if cached is not None:
+        return cached
     schema = _usable(json.loads(text))
     try:
-        _Validator.check_schema(schema)
+        # Without formats: Python's `re` knows no `\p{L}`, which is a pattern of JSON Schema and of RE2.
+        _Validator.check_schema(schema, format_checker=NO_FORMATS)
     except (jsonschema.SchemaError, RecursionError):
         return None
-    return _Validator(schema, registry=referencing.Registry(), format_checker=FORMATS)
+    validator = _Validator(schema, registry=referencing.Registry(), format_checker=FORMATS)
+    _validators.put(text, validator)
+    return validator
+
+
+_validators: BoundedCache[str, Any] = BoundedCache(MAX_CACHED, lambda text, _: max(len(text), SMALL))
 
 
 def _usable(schema: Any) -> Any:
@@ -168,6 +184,7 @@ def _without_leap_second(check: Callable[[object], bool]) -> Callable[[object], 
 
 LEAP_SECOND = re.compile(r"(\d\d:\d\d):60")
 FORMATS = _formats()
+NO_FORMATS = jsonschema.FormatChecker(formats=())
 
 
 def _pattern(validator: Any, pattern: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
@@ -201,14 +218,26 @@ def _additional_properties(validator: Any, additional: Any, instance: Any, schem
     yield from Draft202012Validator.VALIDATORS["additionalProperties"](validator, additional, uncovered, declared)
 
 
-@lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> Any:
+    """Return RE2's program for a pattern, or None if it has none."""
+    cached = _programs.get(pattern)
+    if cached is not None:
+        return cached[0]
+    CPU_LIMIT.check(COMPILE_SECONDS)
+    program = None
     options = re2.Options()
     options.log_errors = False
-    try:
-        return re2.compile(pattern, options)
-    except re2.error:
-        return None
+    for options.max_mem in PROGRAM_BYTES:
+        with contextlib.suppress(re2.error):
+            program = re2.compile(pattern, options)
+            break
+    re2.purge()  # its own cache would keep 128 programs, a gigabyte if they are large
+    _programs.put(pattern, (program, options.max_mem))
+    return program
+
+
+_programs: BoundedCache[str, tuple[Any, int]] = BoundedCache(MAX_PROGRAM_BYTES, lambda pattern, entry: entry[1])
+"""Pattern → its program, None if RE2 refuses it, and the bytes that it may take."""
 
 
 def _unique_items(validator: Any, unique: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:

@@ -5,6 +5,7 @@ import json
 
 import jsonschema
 import pytest
+import re2
 
 from agent_server.models.prompting import validation
 from agent_server.models.prompting.cpu_limit import CPU_LIMIT
@@ -122,3 +123,22 @@ def test_schemas_that_take_too_long_to_compile_are_not_enforced():
     assert [str(each) for each in ready.findings] == [
         "schema at / is not enforced while generating: compiling the schemas of the request takes too long."
     ]
+
+
+def test_what_is_cached_of_schemas_and_patterns_is_bounded_by_its_size():
+    for number in range(4):
+        schema = {"title": f"{number}" * (validation.MAX_CACHED // 3), "properties": {"a": {"type": "string"}}}
+        assert problems_of('{"a": 1}', json.dumps(schema)) is not None
+    assert len(validation._validators) == 2
+    large = [rf"^[\p{{L}}\p{{N}}_-]{{1,200}}{letter}$" for letter in "abcdefghij"]
+    for pattern in large:
+        assert problems_of('{"a": "z"}', json.dumps({"properties": {"a": {"pattern": pattern}}})) is not None
+    assert validation._programs.cost <= validation.MAX_PROGRAM_BYTES < len(large) * max(validation.PROGRAM_BYTES)
+    assert re2._Regexp._make.cache_info().currsize == 0
+
+
+def test_patterns_that_python_cannot_parse_are_checked():
+    schema = json.dumps({"properties": {"a": {"pattern": r"^\p{L}+$"}, "b": {"type": "integer"}}})
+    assert problems_of('{"a": "né", "b": 1}', schema) is None
+    found = problems_of('{"a": "n1", "b": "1"}', schema)
+    assert found is not None and [path for path, _ in found.problems] == ["/a", "/b"]
