@@ -23,7 +23,7 @@ from jsonschema.validators import Draft202012Validator, extend
 from agent_server.bounded import BoundedCache
 from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.models.prompting.cpu_limit import CPU_LIMIT, CpuTimeout
-from events.grammar.lint import every, malformed, modern, subschemas
+from events.grammar.lint import every, modern, subschemas
 from events.references import References
 
 logger = logging.getLogger("agent_server")
@@ -137,16 +137,17 @@ _validators: BoundedCache[str, Any] = BoundedCache(MAX_CACHED, lambda text, _: m
 
 
 def _usable(schema: Any) -> Any:
-    """Convert a schema to draft 2020-12, without malformed keywords and dangling references. `$schema` is left out as
-    well: below the root, jsonschema would take its own validator of that draft, whose patterns backtrack. So is
+    """Convert a schema to draft 2020-12, without what is malformed in it and dangling references. `$schema` is left out
+    as well: below the root, jsonschema would take its own validator of that draft, whose patterns backtrack. So is
     `unevaluatedProperties` beside `patternProperties`, whose patterns it matches with Python's `re`."""
     if not isinstance(schema, dict):
         return schema
     for node in every(schema):
         changed = dict(modern(node))
-        left_out = {key for key, value in changed.items() if malformed(key, value) is not None}
         node.clear()
-        node.update({key: value for key, value in changed.items() if key not in left_out})
+        node.update(changed)
+    for error in list(_META_VALIDATOR.iter_errors(schema)):
+        _remove(schema, list(error.absolute_path))
     references = References(schema)
     places = {id(schema): references.top}
     nodes = every(schema)
@@ -156,11 +157,27 @@ def _usable(schema: Any) -> Any:
         if has_patterns:
             node.pop("unevaluatedProperties", None)
         place = places.setdefault(id(node), references.top)
-        if "$ref" in node and references.target(node["$ref"], place) is None:
-            del node["$ref"]
+        for keyword in {"$ref", "$dynamicRef"} & node.keys():
+            if references.target(node[keyword], place) is None:
+                del node[keyword]
         for _, inner in subschemas(node):
             places[id(inner)] = references.inside(inner, place) if isinstance(inner, dict) else place
     return schema
+
+
+def _remove(schema: Any, path: list[str | int]) -> None:
+    """Remove the keyword, or the entry of a keyword, that contains the value at a path."""
+    above: list[tuple[Any, str | int]] = []
+    for step in path:
+        above.append((schema, step))
+        try:
+            schema = schema[step]
+        except (LookupError, TypeError):  # removed for an earlier error
+            return
+    for container, step in reversed(above):
+        if isinstance(container, dict):
+            del container[step]
+            return
 
 
 def _formats() -> jsonschema.FormatChecker:
@@ -279,3 +296,4 @@ _Validator = extend(
     # What jsonschema does for `unevaluatedProperties` and `unevaluatedItems` visits schemas without their keywords.
     type_checker=_TYPES.redefine("boolean", _timed(lambda _, value: isinstance(value, bool))),
 )
+_META_VALIDATOR = _Validator(_Validator.META_SCHEMA, registry=referencing.Registry(), format_checker=NO_FORMATS)

@@ -142,3 +142,30 @@ def test_patterns_that_python_cannot_parse_are_checked():
     assert problems_of('{"a": "né", "b": 1}', schema) is None
     found = problems_of('{"a": "n1", "b": "1"}', schema)
     assert found is not None and [path for path, _ in found.problems] == ["/a", "/b"]
+
+
+MALFORMED = [
+    {"type": "any"},
+    {"type": "string", "required": True},
+    {"required": ["x", "x"], "additionalProperties": None, "uniqueItems": "true"},
+    {"contains": {"type": "string"}, "minContains": "1"},
+    {"enum": None, "title": 5, "$comment": 4, "examples": "x", "readOnly": "x"},
+    {"nullable": True, "pattern": 5, "description": {"a": 1}},
+    {"anyOf": ["string"], "not": [], "if": "x", "$anchor": "1 2", "$id": 5},
+    {"$dynamicRef": "#nowhere"},
+    {"properties": None, "items": "x", "$defs": [], "$vocabulary": 5},
+    "string",
+    None,
+]
+
+
+@pytest.mark.parametrize("malformed", MALFORMED, ids=str)
+def test_a_part_that_is_no_json_schema_leaves_the_rest_in_force(malformed: object):
+    for schema in (
+        {"properties": {"a": malformed, "b": {"type": "integer"}}},
+        {"properties": {"a": {"$ref": "#/$defs/a"}, "b": {"type": "integer"}}, "$defs": {"a": malformed}},
+        {"allOf": [{"properties": {"a": malformed}}, {"properties": {"b": {"type": "integer"}}}]},
+    ):
+        assert problems_of('{"a": "x", "b": 1}', json.dumps(schema)) is None
+        found = problems_of('{"a": "x", "b": "1"}', json.dumps(schema))
+        assert found is not None and [path for path, _ in found.problems] == ["/b"]
