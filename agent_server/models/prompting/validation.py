@@ -117,16 +117,13 @@ def _mismatch(answer: str, schema: str) -> tuple[str, str] | None:
 
 
 def _validator(text: str) -> Any:
-    """Return a validator that fetches no references and uses no backtracking patterns. Malformed keywords of the schema
-    are ignored one by one; returns None if that is not enough."""
+    """Return a validator that fetches no references and uses no backtracking patterns, or None if the schema cannot be
+    used."""
     cached = _validators.get(text)
     if cached is not None:
         return cached
     schema = _usable(json.loads(text))
-    try:
-        # Without formats: Python's `re` knows no `\p{L}`, which is a pattern of JSON Schema and of RE2.
-        _Validator.check_schema(schema, format_checker=NO_FORMATS)
-    except (jsonschema.SchemaError, RecursionError):
+    if schema is None:
         return None
     validator = _Validator(schema, registry=referencing.Registry(), format_checker=FORMATS)
     _validators.put(text, validator)
@@ -137,17 +134,24 @@ _validators: BoundedCache[str, Any] = BoundedCache(MAX_CACHED, lambda text, _: m
 
 
 def _usable(schema: Any) -> Any:
-    """Convert a schema to draft 2020-12, without what is malformed in it and dangling references. `$schema` is left out
-    as well: below the root, jsonschema would take its own validator of that draft, whose patterns backtrack. So is
-    `unevaluatedProperties` beside `patternProperties`, whose patterns it matches with Python's `re`."""
+    """Convert a schema to draft 2020-12, without what is malformed in it and dangling references; return None if that
+    is not enough. `$schema` is left out as well: below the root, jsonschema would take its own validator of that draft,
+    whose patterns backtrack. So is `unevaluatedProperties` beside `patternProperties`, whose patterns it matches with
+    Python's `re`."""
     if not isinstance(schema, dict):
-        return schema
+        return schema if isinstance(schema, bool) else None
     for node in every(schema):
         changed = dict(modern(node))
         node.clear()
         node.update(changed)
-    for error in list(_META_VALIDATOR.iter_errors(schema)):
-        _remove(schema, list(error.absolute_path))
+    try:
+        errors = list(_META_VALIDATOR.iter_errors(schema))
+        for error in errors:
+            _remove(schema, list(error.absolute_path))
+        if errors and not _META_VALIDATOR.is_valid(schema):
+            return None
+    except RecursionError:
+        return None
     references = References(schema)
     places = {id(schema): references.top}
     nodes = every(schema)
