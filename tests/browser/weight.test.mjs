@@ -144,6 +144,8 @@ test("the greeting stays where it was scrolled to, and is read from its top behi
   const page = await openDemo(browser, server.url, { viewport: PHONE });
   const scroller = page.getByRole("region", { name: "Conversation history" });
   const top = () => scroller.evaluate((box) => box.scrollTop);
+  await page.getByText("tokens of context").waitFor({ state: "attached" });
+  await page.evaluate(() => document.fonts.ready.then(() => null)); // its lines are of another length
   await page.getByText("Use it from your code").scrollIntoViewIfNeeded();
   const scrolled = await top();
   assert.ok(scrolled > 100, `${scrolled}`);
