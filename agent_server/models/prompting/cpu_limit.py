@@ -28,12 +28,13 @@ class CpuLimit(threading.local):
 
     @contextlib.contextmanager
     def of(self, seconds: float) -> Iterator[None]:
-        """Limit the CPU time of this thread within the block."""
-        self._end = time.thread_time() + seconds
+        """Limit the CPU time of this thread within the block, or for each call of a decorated function."""
+        outer = self._end
+        self._end = min(outer, time.thread_time() + seconds)
         try:
             yield
         finally:
-            self._end = float("inf")
+            self._end = outer
 
 
 CPU_LIMIT = CpuLimit()
