@@ -106,13 +106,17 @@ def _values(parts: Iterable[Schema]) -> set[str] | None:
     for part in parts:
         values = [part["const"]] if "const" in part else part.get("enum")
         if isinstance(values, list):
-            texts = {json.dumps(_plain(value), sort_keys=True) for value in values}
+            texts = set(map(value_key, values))
             common = texts if common is None else common & texts
     return common
 
 
+def value_key(value: Any) -> str:
+    """Return a JSON text that equal values share, and no others. 1.0 equals 1 (JSON Schema Core, 4.2.2)."""
+    return json.dumps(_plain(value), sort_keys=True)
+
+
 def _plain(value: Any) -> Any:
-    """Return the value with whole floats as integers, since 1.0 equals 1 (JSON Schema Core, 4.2.2)."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):

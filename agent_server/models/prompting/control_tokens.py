@@ -3,8 +3,9 @@
 A tokenizer turns the text `<|im_end|>` into one control token anywhere in a text, also in a user's message, a tool's
 result or a schema. Therefore, before the template is rendered, every control token that is spelled in a client's data
 is replaced by a *stand-in*: digits that no template changes. After rendering, the stand-ins are replaced by the text
-again, and the stretches that contain them are encoded by a copy of the tokenizer without control tokens. Everything
-else is encoded as usual, so a prompt without such text has the same token ids as with plain encoding.
+again, and the stretches that contain them are encoded by a tokenizer without control tokens, which shares the
+vocabulary. Everything else is encoded as usual, so a prompt without such text has the same token ids as with plain
+encoding.
 
 `model_files.control_tokens` defines which added tokens count: not runs of white space (OLMo's), nor the words that a
 vocabulary has in addition to its merges (Gemma's runs of spaces and HTML tags), which ordinary text needs.

@@ -23,6 +23,7 @@ from jsonschema.validators import Draft202012Validator, extend
 from agent_server.bounded import BoundedCache
 from agent_server.fair_threads import REQUEST_THREADS
 from agent_server.models.prompting.cpu_limit import CPU_LIMIT, CpuTimeout
+from events.grammar.disjoint import value_key
 from events.grammar.lint import every, modern, subschemas
 from events.references import References
 
@@ -266,17 +267,8 @@ def _unique_items(validator: Any, unique: Any, instance: Any, schema: Any) -> It
     takes minutes for a few thousand objects."""
     if unique is not True or not isinstance(instance, list):
         return
-    if len({json.dumps(_plain(item), sort_keys=True) for item in instance}) < len(instance):
+    if len(set(map(value_key, instance))) < len(instance):
         yield ValidationError("the items are not all different")
-
-
-def _plain(value: Any) -> Any:
-    """Normalise equal numbers in a value: 1.0 is 1 (JSON Schema, core, 4.2.2)."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def _timed(check: Callable[..., Any]) -> Callable[..., Any]:
