@@ -14,6 +14,8 @@ import mmap
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gguf
@@ -27,7 +29,7 @@ from transformers.modeling_gguf_pytorch_utils import MiniMaxM2TensorProcessor, Q
 
 from agent_server.generation.checkpoints.gguf_families import GptOssTensors, tensor_processor
 from agent_server.generation.checkpoints.gguf_model import PLAIN, alone, tensors
-from agent_server.generation.loading.ggml import FORMATS, BlockMatrix, ExpertMatrices, Ggml, ggml
+from agent_server.generation.loading.ggml import FORMATS, BlockMatrix, ExpertMatrices, ggml
 from agent_server.generation.loading.gguf_blocks import BlockEmbedding, BlockExperts, BlockLinear, takes_blocks
 from agent_server.model_files.gguf_files import GgufFile
 from agent_server.model_files.gguf_header import TensorPlace
@@ -139,6 +141,11 @@ class _Loader:
         self.names = names
         self.embedding, self.head = model.get_input_embeddings(), model.get_output_embeddings()
         self.tied = self.head is not None and model.config.get_text_config().tie_word_embeddings
+        self.parents: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+        """The parents of each module with its name there: a module may be in several places."""
+        for parent in model.modules():
+            for name, child in parent.named_children():
+                self.parents.setdefault(child, []).append((parent, name))
         self.mismatched: list[tuple[str, Any, Any]] = []
         self.not_finite: list[str] = []
         self.block_weights: Counter[str] = Counter()
@@ -154,27 +161,42 @@ class _Loader:
         parts = Counter(self.names.values())
         with self.file.path.open("rb") as stream:
             mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-        for name, place in watched(list(self.file.tensors.items())):
-            raw = torch.frombuffer(mapped, dtype=torch.uint8, count=place.size, offset=place.start)
-            matrix = self._put_blocks(name, place, raw)
-            if matrix is None:
-                result = self.processor.process(
-                    weights=_unpack(raw, place), name=name, tensor_key_mapping=self.names, parsed_parameters=gathered
-                )
-                own = self.names.get(name.removesuffix(".weight") if result.name is None else result.name)
-                if result.name is None and own is not None:
-                    parts[own] -= 1
-                    if not parts[own]:
-                        self._put(own, gathered["tensors"].pop(own))
-                elif own is not None:
-                    self._put(own, torch.from_numpy(np.ascontiguousarray(result.weights)))
-                elif result.name is not None and name != SCALED_FREQUENCIES:
-                    unexpected.append(name)
-            if (matrix is None or matrix.copied) and hasattr(mapped, "madvise"):  # the pages are not needed again
-                start = -(-place.start // mmap.PAGESIZE) * mmap.PAGESIZE
-                size = (place.start + place.size - start) // mmap.PAGESIZE * mmap.PAGESIZE
-                if size > 0:
-                    mapped.madvise(mmap.MADV_DONTNEED, start, size)
+        raws = {
+            name: torch.frombuffer(mapped, dtype=torch.uint8, count=place.size, offset=place.start)
+            for name, place in self.file.tensors.items()
+        }
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            # ggml interleaves a matrix in one thread; each thread takes a matrix, and the model gets them in order.
+            read: dict[str, Future[BlockMatrix | ExpertMatrices]] = {
+                name: pool.submit(make)
+                for name, place in self.file.tensors.items()
+                if (make := self._block_matrix(name, place, raws[name]))
+            }
+            for name, place in watched(list(self.file.tensors.items())):
+                matrix = read[name].result() if name in read else None
+                if matrix is not None:
+                    self._put_blocks(name, place, matrix)
+                else:
+                    result = self.processor.process(
+                        weights=_unpack(raws[name], place),
+                        name=name,
+                        tensor_key_mapping=self.names,
+                        parsed_parameters=gathered,
+                    )
+                    own = self.names.get(name.removesuffix(".weight") if result.name is None else result.name)
+                    if result.name is None and own is not None:
+                        parts[own] -= 1
+                        if not parts[own]:
+                            self._put(own, gathered["tensors"].pop(own))
+                    elif own is not None:
+                        self._put(own, torch.from_numpy(np.ascontiguousarray(result.weights)))
+                    elif result.name is not None and name != SCALED_FREQUENCIES:
+                        unexpected.append(name)
+                if (matrix is None or matrix.copied) and hasattr(mapped, "madvise"):  # the pages are not needed again
+                    start = -(-place.start // mmap.PAGESIZE) * mmap.PAGESIZE
+                    size = (place.start + place.size - start) // mmap.PAGESIZE * mmap.PAGESIZE
+                    if size > 0:
+                        mapped.madvise(mmap.MADV_DONTNEED, start, size)
         for own, tensor in gathered["tensors"].items():
             self._put(own, tensor)
         for path, matrices in self.experts.items():
@@ -193,47 +215,52 @@ class _Loader:
             "not_finite_keys": self.not_finite,
         }  # fmt: skip
 
-    def _put_blocks(self, name: str, place: TensorPlace, raw: Tensor) -> BlockMatrix | ExpertMatrices | None:
-        """Install a matrix in the file's blocks and return it, if its layer supports that."""
+    def _block_matrix(
+        self, name: str, place: TensorPlace, raw: Tensor
+    ) -> Callable[[], BlockMatrix | ExpertMatrices] | None:
+        """Return what makes the matrix of a tensor in the file's blocks; None if its layer does not support that."""
         own, library = self.names.get(name, ""), ggml()
-        if self.blocks and library is not None and name in self.experts_in_blocks:
-            return self._put_experts(library, name, place, raw)
-        if not self.blocks or library is None or place.kind not in FORMATS or not own.endswith(".weight"):
+        if not self.blocks or library is None:
+            return None
+        if name in self.experts_in_blocks:
+            path = self.names.get(name.removesuffix(".weight"), "").rpartition(".")[0]
+            part = _EXPERTS.sub(r"\g<part>", name)
+            if not takes_blocks(self.model.get_submodule(path), part, place.shape):
+                return None
+            experts, out, columns = place.shape
+            rows = raw.view(experts * out, -1)
+            return partial(ExpertMatrices, library, rows, place.kind, columns, experts)
+        if place.kind not in FORMATS or not own.endswith(".weight"):
             return None
         module = self.model.get_submodule(own.removesuffix(".weight"))
         order = self._order(name, place.shape[0])
         if order is None or tuple(module.weight.shape) != place.shape:
             return None
-        rows = raw.view(place.shape[0], -1)
         looked_up = module is self.embedding and isinstance(module, nn.Embedding) and order == slice(None)
         if not looked_up and type(module) is not nn.Linear:
             return None
-        matrix = BlockMatrix(library, rows[order], place.kind, place.shape[1])
-        if not matrix.multiply(torch.ones(1, place.shape[1])).isfinite().all():
-            self.not_finite.append(own)
-        if not looked_up:
-            self._replace(module, BlockLinear(module, matrix))
-        else:
-            self._replace(module, BlockEmbedding(module, matrix, self.dtype))
-            if self.tied:
-                self._replace(self.head, BlockLinear(self.head, matrix))
-        self.block_weights[place.kind] += place.shape[0] * place.shape[1]
-        return matrix
+        return lambda: BlockMatrix(library, raw.view(place.shape[0], -1)[order], place.kind, place.shape[1])
 
-    def _put_experts(self, library: Ggml, name: str, place: TensorPlace, raw: Tensor) -> ExpertMatrices | None:
-        """Read one matrix of each expert. Their layer is replaced when all of the file is read."""
-        own = self.names.get(name.removesuffix(".weight"), "")
-        path, part = own.rpartition(".")[0], _EXPERTS.sub(r"\g<part>", name)
-        module = self.model.get_submodule(path)
-        if not takes_blocks(module, part, place.shape):
-            return None
-        experts, out, columns = place.shape
-        matrices = ExpertMatrices(library, raw.view(experts * out, -1), place.kind, columns, experts)
-        if not matrices.multiply(torch.ones(1, 1, columns), torch.arange(experts)[None]).isfinite().all():
+    def _put_blocks(self, name: str, place: TensorPlace, matrix: BlockMatrix | ExpertMatrices) -> None:
+        """Install a matrix in the file's blocks. A layer of experts is replaced when all of the file is read."""
+        self.block_weights[place.kind] += math.prod(place.shape)
+        if isinstance(matrix, ExpertMatrices):
+            own = self.names[name.removesuffix(".weight")]
+            path, part = own.rpartition(".")[0], _EXPERTS.sub(r"\g<part>", name)
+            self.experts.setdefault(path, {})[part] = matrix
+            products = matrix.multiply(torch.ones(1, 1, place.shape[-1]), torch.arange(place.shape[0])[None])
+        else:
+            own = self.names[name]
+            module = self.model.get_submodule(own.removesuffix(".weight"))
+            if isinstance(module, nn.Embedding):
+                self._replace(module, BlockEmbedding(module, matrix, self.dtype))
+                if self.tied:
+                    self._replace(self.head, BlockLinear(self.head, matrix))
+            else:
+                self._replace(module, BlockLinear(module, matrix))
+            products = matrix.multiply(torch.ones(1, place.shape[1]))
+        if not products.isfinite().all():
             self.not_finite.append(own)
-        self.block_weights[place.kind] += experts * out * columns
-        self.experts.setdefault(path, {})[part] = matrices
-        return matrices
 
     def _order(self, name: str, rows: int) -> Tensor | slice | None:
         """Return the order in which the processor arranges a matrix's rows; None if it changes the matrix otherwise."""
@@ -249,10 +276,8 @@ class _Loader:
         return slice(None) if np.array_equal(result.weights, probe) else torch.from_numpy(order)
 
     def _replace(self, module: nn.Module, replacement: nn.Module) -> None:
-        for parent in list(self.model.modules()):
-            for name, child in list(parent.named_children()):
-                if child is module and parent is not replacement:
-                    setattr(parent, name, replacement)
+        for parent, name in self.parents.pop(module):
+            setattr(parent, name, replacement)
 
     def _put(self, own: str, tensor: Tensor) -> None:
         """Install a tensor in the model's dtype."""

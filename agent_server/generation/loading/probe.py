@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 logger = logging.getLogger("agent_server.generation")
-LENGTHS = (6, 8)
-"""Lengths of the test prompts: they are computed at every start, and a large model takes long for each token."""
+LENGTH = 8
+"""Length of the longer test prompt: they are computed at every start, and a large model takes long for each token."""
 LONGEST = 96
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 LOW_PRECISION = 0.1
@@ -81,11 +81,13 @@ def fit(model: Any) -> list[LayerShape]:
         raise UnpackableModel(f"it has layers of the kind {min(foreign)}")
     if getattr(text, "is_encoder_decoder", False):
         raise UnpackableModel("it has an encoder")
-    prompts = _prompts(model)
-    last = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
-    expected = [
-        model(input_ids=_ids(model, [prompt]), use_cache=False, **last).logits[0, -1].float() for prompt in prompts
-    ]
+    shorter, longer = prompts = _prompts(model)
+    can_keep = "logits_to_keep" in signature(model.forward).parameters
+    # One forward for both: the shorter prompt is completed to the length of the other one.
+    rows = _ids(model, [[*shorter, longer[-1]], longer])
+    logits = model(input_ids=rows, use_cache=False, **({"logits_to_keep": 2} if can_keep else {})).logits
+    expected = [logits[0, -2].float(), logits[1, -1].float()]
+    last = {"logits_to_keep": 1} if can_keep else {}
     try:
         model.set_attn_implementation(NAME)
         # Record the shapes of the layers, all of which must use the attention interface.
@@ -163,16 +165,15 @@ def _ids(model: Any, rows: list[list[int]]) -> Tensor:
     return torch.tensor(rows, device=model.device)
 
 
-def _prompts(model: Any) -> list[list[int]]:
-    """Return test prompts that are longer than a small window; no prompt of LONGEST tokens fills a large one."""
+def _prompts(model: Any) -> tuple[list[int], list[int]]:
+    """Return two test prompts, the second with one token more. Both are longer than a small window; no prompt of
+    LONGEST tokens fills a large one."""
     text = model.config.get_text_config()
     window = getattr(text, "sliding_window", None) or 0
-    longer = window + 7 if 0 < window <= LONGEST - 7 else 0
+    length = max(LENGTH, window + 8 if 0 < window <= LONGEST - 8 else 0)
     count = model.text_tokens if isinstance(model, InnerTextModel) else text.vocab_size
-    return [
-        [(7919 * (index + 3 * number) + 11) % count for index in range(max(length, longer + number))]
-        for number, length in enumerate(LENGTHS)
-    ]
+    shorter, longer = ([(7919 * (index + start) + 11) % count for index in range(length)] for start in (0, 3))
+    return shorter[:-1], longer
 
 
 @torch.inference_mode()
@@ -194,7 +195,7 @@ def fit_flat(model: Any, layers: list[LayerShape], flat: Forward, reasons: list[
 
 
 def _packed_logits(
-    model: Any, layers: list[LayerShape], prompts: list[list[int]], flat: Forward | None = None
+    model: Any, layers: list[LayerShape], prompts: Items[list[int]], flat: Forward | None = None
 ) -> list[Tensor]:
     """Return the last logits of each prompt, computed in one batch: a part of each prompt, then the rest, and the last
     token as in decoding."""

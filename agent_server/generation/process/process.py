@@ -200,6 +200,7 @@ def main(descriptor: int, level: int = logging.WARNING) -> None:
     from agent_server.generation.process.worker import work
     from agent_server.generation.scheduling.messages import EngineConfig
 
+    gc.freeze()  # modules stay, so the collection after loading need not traverse them
     first = _receive(stream)
     if first is None:
         return
