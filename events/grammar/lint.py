@@ -71,7 +71,7 @@ REASONS = {
     "dependentSchemas": "the grammar does not remember which properties came",
     "propertyNames": "the grammar has no notion of it beside other names; use patternProperties",
 }
-SCHEMA_MAPS = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
+SCHEMA_MAPS = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas", "dependencies")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -405,6 +405,14 @@ def modern(node: Mapping[str, Any]) -> Mapping[str, Any]:
             limit = _number(node, bound)
             excludes = node[exclusive] and limit is not None
             changes |= {bound: None, exclusive: limit} if excludes else {exclusive: None}
+    if isinstance(dependencies := node.get("dependencies"), Mapping):  # before 2019-09: names or a schema for each name
+        for keyword, is_kind in (("dependentRequired", list), ("dependentSchemas", (dict, bool))):
+            if some := {name: value for name, value in dependencies.items() if isinstance(value, is_kind)}:
+                given = node.get(keyword)
+                changes |= {keyword: {**some, **(given if isinstance(given, Mapping) else {})}}
+        changes["dependencies"] = None
+    if isinstance(name := node.get("$id"), str) and name.startswith("#"):  # before 2019-09
+        changes |= {"$id": None, "$anchor": name[1:]}
     if "propertyNames" in node:
         changes |= _named_properties(node)
     if changes:

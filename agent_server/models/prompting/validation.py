@@ -44,6 +44,8 @@ PROGRAM_BYTES = (512 * 1024, 8 * 1024 * 1024)
 MAX_PROGRAM_BYTES = 64 * 1024 * 1024
 COMPILE_SECONDS = 0.1
 """CPU time that compiling a pattern takes at most."""
+TUPLE_ITEM = re.compile(r"/items/(\d+)")
+"""A place in a tuple in references before draft 2020-12."""
 UNUSABLE = (referencing.exceptions.Unresolvable, RecursionError, TypeError, ValueError, KeyError)
 """Errors of validation with a schema that passed its own check but still cannot be used."""
 
@@ -95,7 +97,7 @@ def problems_of(arguments: str, schema: str) -> InvalidArguments | None:
             if len(problems) == MAX_PROBLEMS:
                 break
     except UNUSABLE:
-        return None
+        pass
     return InvalidArguments(problems=tuple(problems)) if problems else None
 
 
@@ -143,6 +145,7 @@ def _usable(schema: Any) -> Any:
         return schema if isinstance(schema, bool) else None
     for node in every(schema):
         changed = dict(modern(node))
+        changed.pop("$schema", None)
         node.clear()
         node.update(changed)
     try:
@@ -158,13 +161,14 @@ def _usable(schema: Any) -> Any:
     nodes = every(schema)
     has_patterns = any("patternProperties" in node for node in nodes)
     for node in nodes:
-        node.pop("$schema", None)
         if has_patterns:
             node.pop("unevaluatedProperties", None)
         place = places.setdefault(id(node), references.top)
         for keyword in {"$ref", "$dynamicRef"} & node.keys():
             if references.target(node[keyword], place) is None:
-                del node[keyword]
+                reference = TUPLE_ITEM.sub(r"/prefixItems/\1", str(node.pop(keyword)))
+                if references.target(reference, place) is not None:
+                    node[keyword] = reference
         for _, inner in subschemas(node):
             places[id(inner)] = references.inside(inner, place) if isinstance(inner, dict) else place
     return schema

@@ -169,3 +169,25 @@ def test_a_part_that_is_no_json_schema_leaves_the_rest_in_force(malformed: objec
         assert problems_of('{"a": "x", "b": 1}', json.dumps(schema)) is None
         found = problems_of('{"a": "x", "b": "1"}', json.dumps(schema))
         assert found is not None and [path for path, _ in found.problems] == ["/b"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"dependencies": {"a": ["b"]}}, {"a": 1, "b": 1}, {"a": 1}),
+        (
+            {"dependencies": {"a": {"dependencies": {"b": ["c"]}}, "x": False}},
+            {"a": 1, "b": 1, "c": 1},
+            {"a": 1, "b": 1},
+        ),
+        ({"dependencies": {"x": False}, "dependentRequired": {"a": ["b"]}}, {"a": 1, "b": 1}, {"a": 1}),
+        ({"items": [{"type": "integer"}, {"$ref": "#/items/0"}]}, [1, 2], [1, "2"]),
+        ({"definitions": {"A": {"$id": "#a", "type": "integer"}}, "$ref": "#a"}, 1, "1"),
+    ],
+    ids=["names", "schemas", "beside the new keyword", "a reference into a tuple", "an anchor"],
+)
+@pytest.mark.parametrize("dialect", [{}, {"$schema": "http://json-schema.org/draft-07/schema#"}], ids=["", "draft 7"])
+def test_what_earlier_drafts_wrote_otherwise_is_in_force(schema, right, wrong, dialect):
+    schema = {**dialect, **schema}
+    assert problems_of(json.dumps(right), json.dumps(schema)) is None
+    assert problems_of(json.dumps(wrong), json.dumps(schema)) is not None
