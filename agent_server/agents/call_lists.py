@@ -211,6 +211,8 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         """
         first = _First(begun=time.monotonic(), prompt_tokens=len(request.prompt_token_ids))
         sent = msgspec.structs.replace(request, progress=True) if engine.info.tells_progress else request
+        if self.plain_answer is not None:
+            sent = _with_scores(sent)
         ends = frozenset(request.sampling.stop_token_ids)
         holds, is_call, is_replaced = True, False, False
         async with contextlib.aclosing(engine.generate(sent)) as items:
@@ -226,22 +228,26 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                         first.text += "".join(token.text for token in item.tokens if token.id not in ends)
                         verdict = False if item.is_reasoning else is_object_call(first.text, self.names)
                         replaced = False if item.is_reasoning else self._replaces(first.text, is_complete=False)
+                        if verdict and not is_call and self.plain_answer is not None:  # the name is complete
+                            replaced = replaced or self.plain_answer.is_unlikely_call(first.held)
                         if replaced:
                             is_call, is_replaced = False, True
                             break
                         if (verdict is not False or replaced is None) and len(first.held) < MOST_TOKENS:
                             is_call = verdict is True
                             continue
-                        item = msgspec.structs.replace(item, tokens=tuple(first.held))
+                        item = msgspec.structs.replace(item, tokens=first.held)
                     elif isinstance(item, Finished) and item.reason == "stop" and not isinstance(item.stop, str):
                         is_replaced = self._replaces(first.text, is_complete=True) is True
                         if is_call or is_replaced:
                             break
                         if first.held:
-                            yield Delta(tuple(first.held))
+                            yield Delta(_without_scores(first.held))
                     elif first.held:
-                        yield Delta(tuple(first.held))
+                        yield Delta(_without_scores(first.held))
                     holds = is_call = False
+                if isinstance(item, Delta):
+                    item = msgspec.structs.replace(item, tokens=_without_scores(item.tokens))
                 yield item
         if is_replaced and self.plain_answer is not None:
             second = await on_restart(await self.plain_answer.request(request), False)
@@ -272,8 +278,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         yield beginning
         first.note_token()
         calls, sent = ListedCalls(), len(beginning.tokens)
-        scored = msgspec.structs.replace(second, sampling=msgspec.structs.replace(second.sampling, logprobs=0))
-        async with contextlib.aclosing(engine.generate(scored)) as items:
+        async with contextlib.aclosing(engine.generate(_with_scores(second))) as items:
             async for item in items:
                 if isinstance(item, Delta):
                     tokens: list[Token] = []
@@ -284,13 +289,13 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                             break
                     sent += len(tokens)
                     if tokens:
-                        yield Delta(tuple(Token(token.id, token.text) for token in tokens))
+                        yield Delta(_without_scores(tokens))
                     if not calls.ended:
                         continue
                     usage = Usage(prompt_tokens=first.prompt_tokens, completion_tokens=sent)
                     item = Finished(reason="stop", usage=usage)  # leaving the stream ends the generation
                 elif isinstance(item, Finished) and calls.held:
-                    yield Delta(tuple(Token(token.id, token.text) for token in calls.held))
+                    yield Delta(_without_scores(calls.held))
                 if isinstance(item, Finished):
                     yield first.completed(item)
                     return
@@ -331,3 +336,12 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         """The tokens of a text that the model did not generate. The last of them has the text."""
         *silent, last = self.tokenize(text)
         return [*(Token(id, "") for id in silent), Token(last, text)]
+
+
+def _with_scores(request: GenerationRequest) -> GenerationRequest:
+    """Return the request with the log probability of each token and of its likeliest alternative."""
+    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, logprobs=1))
+
+
+def _without_scores(tokens: Sequence[Token]) -> tuple[Token, ...]:
+    return tuple(Token(token.id, token.text) for token in tokens)

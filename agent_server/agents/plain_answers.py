@@ -7,12 +7,19 @@ tools in its prompt only whether it makes another call. An answer that is none, 
 the user's last message, is generated from the prompt without them. A client sees nothing of this, since nothing has
 been sent until then.
 
+Sampled, such a model also makes calls that nobody asked for: told the weather, it multiplies the temperature by the
+humidity and sends the product to an invented address. Its likeliest function tells what is right. In 14 of 16
+conversations whose next step is another function, Qwen2.5-Coder 1.5B gives that function's name the highest
+probability, and in 13 of 16 that need no further call the name of the function that was just called, which ends in an
+answer without the tools. So a call of another function than the likeliest is not made.
+
 The ids of calls that were written without markers begin with a word of their own (`UNMARKED_CALL`). By it the next
 request is recognised, on every wire and after a restart, if the client returns the ids.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,7 +27,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 from ag_ui.core import AssistantMessage, Message, Tool, ToolMessage, UserMessage
 
-from agent_server.engine_protocol.protocol import GenerationRequest
+from agent_server.engine_protocol.protocol import GenerationRequest, Token
 from events.parsing.unmarked_calls import ANNOUNCES
 from events.repeated_calls import canonical_arguments
 
@@ -30,12 +37,14 @@ MOST_ANNOUNCEMENT = 32
 _OPENING = re.compile(r"\s*(?:```\w*|<\w*>?)?\s*\[?\s*(?:\{(?=\s*\{))?")
 """What may precede an object. Qwen2.5-Coder's template shows the braces around a call doubled."""
 _BEGINNING = '{"name":'
+_NAME = re.compile(r'"name"\s*:\s*"([^"]*)')
 _MOST_SPACED = 64
 """Characters within which the beginning of a call, with its white space, is looked for."""
 
 
 class AnsweredCalls:
-    """The calls since the last message of the user whose results a conversation has.
+    """The calls since the last message of the user whose results a conversation has. A call that failed may be made
+    once more, since its cause may be gone.
 
     tools: the declared tools. Arguments that their schemas do not declare make no difference. The arguments of all
     calls are read, so create it in a thread.
@@ -45,14 +54,17 @@ class AnsweredCalls:
         self._schemas: dict[str, object] = {tool.name: tool.parameters for tool in tools}
         self._calls: set[tuple[str, str]] = set()
         succeeded: set[str] = set()
+        failed: set[tuple[str, str]] = set()
         for message in reversed(messages):
             if isinstance(message, UserMessage):
                 break
             if isinstance(message, ToolMessage) and not message.error and not (message.metadata or {}).get("isError"):
                 succeeded.add(message.tool_call_id)
             if isinstance(message, AssistantMessage):
-                made = [call.function for call in message.tool_calls or () if call.id in succeeded]
-                self._calls.update((call.name, self._canonical(call.name, call.arguments)) for call in made)
+                for call in message.tool_calls or ():
+                    name = call.function.name
+                    made = (name, self._canonical(name, call.function.arguments))
+                    (self._calls if call.id in succeeded or made in failed else failed).add(made)
 
     def has(self, text: str) -> bool | None:
         """Whether an answer is or begins with one of these calls; None if the text is too short to tell."""
@@ -139,3 +151,18 @@ class PlainAnswer(msgspec.Struct, frozen=True, kw_only=True):
                 return False
             return is_complete or len(start) >= MOST_ANNOUNCEMENT or None
         return False if self.answered is None else self.answered.has(text)
+
+    @staticmethod
+    def is_unlikely_call(tokens: Sequence[Token]) -> bool:
+        """Return whether a call names another function than the model was likeliest to call.
+
+        tokens: the beginning of the answer up to the name or further, each with its likeliest alternative.
+        """
+        name = _NAME.search("".join(token.text for token in tokens))
+        ends = itertools.accumulate(len(token.text) for token in tokens)
+        return name is not None and any(
+            end > name.start(1)
+            and end - len(token.text) < name.end(1)
+            and any(each.id != token.id and each.logprob > (token.logprob or 0.0) for each in token.alternatives or ())
+            for token, end in zip(tokens, ends, strict=True)
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sqlite3
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ag_ui.core import RunAgentInput, Tool
 
 from agent_server.agents import Agent, tool
 from agent_server.agents.plain_answers import with_calls_as_written
-from agent_server.engine_protocol.protocol import GenerationRequest
+from agent_server.engine_protocol.protocol import Alternative, Delta, EngineItem, GenerationRequest
 from agent_server.engines.scripted import Script, ScriptedEngine
 from agent_server.runs.store import Store
 from agent_server.settings import OutputSettings
@@ -101,7 +102,7 @@ async def test_a_client_that_returns_the_ids_gets_an_answer():
     assert first.constraint is not None and second.constraint is None
     assert second.request_id != first.request_id
     room = {"max_tokens": 32768 - len(second.prompt_token_ids)}  # its prompt may be longer than the first one's
-    assert second.sampling == msgspec.structs.replace(first.sampling, **room)
+    assert second.sampling == msgspec.structs.replace(first.sampling, logprobs=None, **room)
     (finished,) = of(events, RunFinished)
     assert finished.usage is not None
     assert finished.usage[0].input_tokens == len(first.prompt_token_ids)
@@ -242,18 +243,54 @@ def test_every_template_writes_the_result_beside_the_tools_and_without_them(name
         assert "187.42" in prompt.partition("That is all.")[0]
 
 
-@pytest.mark.parametrize("failed", [False, True])
-async def test_a_call_of_an_earlier_turn_is_repeated_only_if_it_failed(failed: bool):
-    sent = {"id": "unmarked_call_2", "type": "function", "function": {"name": "send", "arguments": "{}"}}
-    after = (
-        {"id": "a2", "role": "assistant", "toolCalls": [sent]},
-        {"id": "r2", "role": "tool", "toolCallId": "unmarked_call_2", "content": "sent"},
+class Unlikely(ScriptedEngine):
+    """An engine that draws this text although another one was likelier."""
+
+    text = ""
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineItem]:
+        likelier = (Alternative(0, "x", 0.0),)
+        async for item in super().generate(request):
+            if isinstance(item, Delta) and request.sampling.logprobs:
+                drawn = [
+                    msgspec.structs.replace(token, alternatives=likelier) if token.text in self.text else token
+                    for token in item.tokens
+                ]
+                item = msgspec.structs.replace(item, tokens=tuple(drawn))
+            yield item
+
+
+@pytest.mark.parametrize(("drawn", "made"), [("d", []), ("rgu", ["send"])], ids=["the name", "the arguments"])
+@pytest.mark.parametrize("chunk", [1, 1000])
+async def test_only_the_likeliest_function_is_called(drawn: str, made: list[str], chunk: int):
+    model = model_of()
+    left = [SENT.replace("[\n", "").replace("\n]", ""), SENT if made else ANSWER]
+    model.engine = Unlikely(
+        lambda request: Script(text=left.pop(0), chunk=chunk, logprob=math.log(0.99)), supports_constraints=True
     )
-    beginning = conversation("unmarked_call_1")
-    if failed:
-        beginning[-1]["error"] = "Try again."
-    events, requests = await answered(PRICED, LISTED if failed else ANSWER, beginning=beginning, after=after)
-    assert called(events) == (["price"] if failed else []) and len(requests) == 2
+    model.engine.text = drawn
+    async with House(Agent(name="default"), model) as house:
+        house.messages = conversation("unmarked_call_1")
+        events = await house.ask(options=OPTIONS, tools=TOOLS)
+    assert (called(events), text(events)) == (made, "" if made else ANSWER)
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+async def test_a_call_is_repeated_once_if_it_failed(failures: int):
+    messages: list[dict[str, Any]] = []
+    for number in range(max(1, failures)):
+        (user, made, result) = conversation(f"unmarked_call_{number}")
+        messages += [user] if not number else []
+        error = {"error": "Try again."} if failures else {}
+        messages += [{**made, "id": f"a{number}"}, {**result, "id": f"r{number}", **error}]
+    sent = {"id": "unmarked_call_s", "type": "function", "function": {"name": "send", "arguments": "{}"}}
+    after = (
+        {"id": "as", "role": "assistant", "toolCalls": [sent]},
+        {"id": "rs", "role": "tool", "toolCallId": "unmarked_call_s", "content": "sent"},
+    )
+    again = failures == 1
+    events, requests = await answered(PRICED, LISTED if again else ANSWER, beginning=messages, after=after)
+    assert called(events) == (["price"] if again else []) and len(requests) == 2
 
 
 async def test_what_an_earlier_repetition_left_is_not_shown_again():
