@@ -32,6 +32,13 @@ from events.parsing.unmarked_calls import ANNOUNCES
 from events.repeated_calls import canonical_arguments
 
 UNMARKED_CALL = "unmarked_call"
+RESULTS_GIVEN = (
+    "You are a helpful assistant. Functions were called for what the user asked, and the conversation has their "
+    "results. Tell the user the outcome in the user's language: in the form that the user asked for, and otherwise in "
+    "a sentence."
+)
+"""Instructions of the answer. Without the tools in its prompt, the model may deny that it can do what it has done
+("As an AI language model, I cannot send emails"), thank for the results, or repeat them as JSON."""
 MOST_ANNOUNCEMENT = 32
 """Within how many characters prose announces the call that follows it, if it does."""
 _OPENING = re.compile(r"\s*(?:```\w*|<\w*>?)?\s*\[?\s*(?:\{(?=\s*\{))?")

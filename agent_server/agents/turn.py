@@ -18,6 +18,7 @@ from agent_server.agents.conversation import Conversation, without_repeated_call
 from agent_server.agents.early_calls import ReadAhead, TurnRequest
 from agent_server.agents.guardrails import Forbidden, check_documents
 from agent_server.agents.plain_answers import (
+    RESULTS_GIVEN,
     UNMARKED_CALL,
     AnsweredCalls,
     PlainAnswer,
@@ -337,6 +338,7 @@ class TurnTaker:
         names = {tool.name for tool in input.tools or ()}
         messages, _ = await REQUEST_THREADS.run(without_repeated_calls, input.messages, names)
         input = input.model_copy(update={"messages": messages, "tools": []})
+        instructions = f"{instructions}\n\n{RESULTS_GIVEN}" if instructions else RESULTS_GIVEN
         prompt = await self._prompt(input, options, instructions)
         pictures, sounds = await self._media(prompt, options, decoded_media)
         return msgspec.structs.replace(

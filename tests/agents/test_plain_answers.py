@@ -14,7 +14,7 @@ import pytest
 from ag_ui.core import RunAgentInput, Tool
 
 from agent_server.agents import Agent, tool
-from agent_server.agents.plain_answers import with_calls_as_written
+from agent_server.agents.plain_answers import RESULTS_GIVEN, with_calls_as_written
 from agent_server.engine_protocol.protocol import Alternative, Delta, EngineItem, GenerationRequest
 from agent_server.engines.scripted import Script, ScriptedEngine
 from agent_server.runs.store import Store
@@ -95,6 +95,7 @@ async def test_a_client_that_returns_the_ids_gets_an_answer():
     *_, first, second = model.engine.requests
     with_tools, without = told(first), told(second)
     assert with_tools["tools"] == ["price", "send"] and without["tools"] == []
+    assert not with_tools.get("instructions") and without["instructions"] == RESULTS_GIVEN
     # Beside the tools the call is text, as the model wrote it; without them it is the template's.
     assert [each.get("content") for each in with_tools["messages"]] == ["What is AAPL at?", WRITTEN, "187.42"]
     assert [each.get("content") for each in without["messages"]] == ["What is AAPL at?", None, "187.42"]
