@@ -212,7 +212,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         first = _First(begun=time.monotonic(), prompt_tokens=len(request.prompt_token_ids))
         sent = msgspec.structs.replace(request, progress=True) if engine.info.tells_progress else request
         if self.plain_answer is not None:
-            sent = _with_scores(sent)
+            sent = _with_scores(sent, alternatives=1)
         ends = frozenset(request.sampling.stop_token_ids)
         holds, is_call, is_replaced = True, False, False
         async with contextlib.aclosing(engine.generate(sent)) as items:
@@ -278,7 +278,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         yield beginning
         first.note_token()
         calls, sent = ListedCalls(), len(beginning.tokens)
-        async with contextlib.aclosing(engine.generate(_with_scores(second))) as items:
+        async with contextlib.aclosing(engine.generate(_with_scores(second, alternatives=0))) as items:
             async for item in items:
                 if isinstance(item, Delta):
                     tokens: list[Token] = []
@@ -338,9 +338,10 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         return [*(Token(id, "") for id in silent), Token(last, text)]
 
 
-def _with_scores(request: GenerationRequest) -> GenerationRequest:
-    """Return the request with the log probability of each token and of its likeliest alternative."""
-    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, logprobs=1))
+def _with_scores(request: GenerationRequest, *, alternatives: int) -> GenerationRequest:
+    """Return the request with the log probability of each token and of so many of its likeliest alternatives."""
+    sampling = msgspec.structs.replace(request.sampling, logprobs=alternatives)
+    return msgspec.structs.replace(request, sampling=sampling)
 
 
 def _without_scores(tokens: Sequence[Token]) -> tuple[Token, ...]:
