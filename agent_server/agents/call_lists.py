@@ -339,7 +339,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _with_scores(request: GenerationRequest, *, alternatives: int) -> GenerationRequest:
-    """Return the request with the log probability of each token and of so many of its likeliest alternatives."""
+    """Return the request with the log probability of each token and of this number of likeliest alternatives."""
     sampling = msgspec.structs.replace(request.sampling, logprobs=alternatives)
     return msgspec.structs.replace(request, sampling=sampling)
 

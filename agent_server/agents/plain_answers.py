@@ -7,11 +7,11 @@ tools in its prompt only whether it makes another call. An answer that is none, 
 the user's last message, is generated from the prompt without them. A client sees nothing of this, since nothing has
 been sent until then.
 
-Sampled, such a model also makes calls that nobody asked for: told the weather, it multiplies the temperature by the
-humidity and sends the product to an invented address. Its likeliest function tells what is right. In 14 of 16
-conversations whose next step is another function, Qwen2.5-Coder 1.5B gives that function's name the highest
-probability, and in 13 of 16 that need no further call the name of the function that was just called, which ends in an
-answer without the tools. So a call of another function than the likeliest is not made.
+With sampling, such a model also makes calls that nobody asked for: once it has the weather, it multiplies the
+temperature by the humidity and sends the product to an invented address. The likeliest function is usually right: in 14
+of 16 conversations whose next step is another function, Qwen2.5-Coder 1.5B gives that function's name the highest
+probability, and in 13 of 16 that need no further call it prefers the function that it just called, and a repeated call
+ends in an answer without the tools. So a call of any function but the likeliest is not made.
 
 The ids of calls that were written without markers begin with a word of their own (`UNMARKED_CALL`). By it the next
 request is recognised, on every wire and after a restart, if the client returns the ids.
@@ -161,7 +161,7 @@ class PlainAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def is_unlikely_call(tokens: Sequence[Token]) -> bool:
-        """Return whether a call names another function than the model was likeliest to call.
+        """Return whether a call names a function other than the one that the model was likeliest to call.
 
         tokens: the beginning of the answer up to the name or further, each with its likeliest alternative.
         """
