@@ -53,6 +53,7 @@ class _TokenTexts:
     def __init__(self, tokenizer: Tokenizer, rows: int, controls: Collection[int], end: int) -> None:
         self.eos_token_id = end
         self.special_token_ids = sorted(controls)
+        controls = frozenset(controls)  # some tokenizers have thousands
         # The parts of the tokenizer beside its vocabulary, which takes a second to write and read.
         parts = Tokenizer(models.BPE())
         parts.normalizer, parts.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer

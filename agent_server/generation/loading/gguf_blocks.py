@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -23,6 +24,7 @@ class BlockLinear(ReplacementLinear):
     """A linear layer with a matrix in blocks.
 
     marker: a placeholder for the weight that identifies the layer in a recording; set only while recording.
+    exact: whether products are computed in float32, see `exact_products`.
     """
 
     marker: Tensor | None
@@ -30,6 +32,7 @@ class BlockLinear(ReplacementLinear):
     def __init__(self, linear: nn.Linear, matrix: BlockMatrix) -> None:
         super().__init__(linear)
         self.matrix = matrix
+        self.exact = False
         self.register_buffer("marker", None, persistent=False)
 
     @property
@@ -40,6 +43,8 @@ class BlockLinear(ReplacementLinear):
     def forward(self, inputs: Tensor) -> Tensor:
         if self.marker is not None:
             return nn.functional.linear(inputs, self.marker, self.bias)
+        if self.exact:
+            return nn.functional.linear(inputs.float(), self.weight, self.bias).to(inputs.dtype)
         outputs = self.matrix.multiply(inputs.reshape(-1, self.in_features)).to(inputs.dtype)
         if self.bias is not None:
             outputs = outputs + self.bias
@@ -125,6 +130,19 @@ def takes_blocks(experts: Any, part: str, shape: tuple[int, ...]) -> bool:
 
 def has_blocks(model: PreTrainedModel) -> bool:
     return any(isinstance(module, BlockLinear) for module in model.modules())
+
+
+@contextmanager
+def exact_products(model: nn.Module) -> Iterator[None]:
+    """Unpack the weights of linear layers for each product, which is slow, instead of rounding the inputs to integers."""
+    layers = [module for module in model.modules() if isinstance(module, BlockLinear)]
+    for layer in layers:
+        layer.exact = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.exact = False
 
 
 def flatten_blocks(model: PreTrainedModel, reasons: list[str] | None = None) -> Recording | None:
