@@ -5,7 +5,9 @@ it was asked for, but writes as many calls as were asked for once it has begun a
 in easy mode and stage 3 in hard mode", Qwen2.5-Coder 1.5B makes the first of the two calls. Therefore an answer that is
 nothing but such an object is generated again from its brace, as a list of calls whose arguments fit their schemas. A
 client sees nothing of this, since such an object is held back until the answer ends: with text after it, it is an
-example, and stays as it is.
+example, and stays as it is. An object of MOST_TOKENS tokens, such as a long document, and one in which the model
+repeats itself are taken for calls before they end: the first can then be sent as it is written, and the grammar ends
+the second.
 
 A list also tempts such a model to add the steps that it would take after the first call, with invented arguments: asked
 to check the weather in Paris and to set a reminder if it rains, it does both at once. How certain it is that the list
@@ -42,6 +44,7 @@ from agent_server.engine_protocol.protocol import (
     Token,
     Usage,
 )
+from agent_server.engine_protocol.repetition import EVERY, is_repetitive
 from events.grammar.nodes import Node, constant, sequence
 from events.parsing.unmarked_calls import FENCES
 
@@ -87,7 +90,8 @@ class _First:
     """A generation that another one may replace.
 
     begun: when it began, by the monotonic clock. prompt_tokens, cached: numbers of tokens. held, text: its tokens that
-    were not sent, and their text without the end. sent_token: when the first token was sent.
+    were not sent, and their text without the end. examined: number of held tokens when repetition was last looked for.
+    sent_token: when the first token was sent.
     """
 
     begun: float
@@ -95,7 +99,15 @@ class _First:
     cached: int = 0
     held: list[Token] = field(default_factory=list)
     text: str = ""
+    examined: int = 0
     sent_token: float | None = None
+
+    def is_repetitive(self) -> bool:
+        """Return whether the model repeats itself; False if too few tokens came since this was last asked."""
+        if len(self.held) - self.examined < EVERY:
+            return False
+        self.examined = len(self.held)
+        return is_repetitive([token.id for token in self.held])
 
     def note_token(self) -> None:
         if self.sent_token is None:
@@ -233,8 +245,10 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                         if replaced:
                             is_call, is_replaced = False, True
                             break
+                        is_call = verdict is True
+                        if is_call and (len(first.held) >= MOST_TOKENS or first.is_repetitive()):
+                            break
                         if (verdict is not False or replaced is None) and len(first.held) < MOST_TOKENS:
-                            is_call = verdict is True
                             continue
                         item = msgspec.structs.replace(item, tokens=first.held)
                     elif isinstance(item, Finished) and item.reason == "stop" and not isinstance(item.stop, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
@@ -14,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_server.agents import Agent
-from agent_server.agents.call_lists import ListedCalls, is_object_call
+from agent_server.agents.call_lists import MOST_TOKENS, ListedCalls, is_object_call
 from agent_server.engine_protocol.protocol import EngineInfo, EngineItem, Finished, GenerationRequest, Progress, Token
+from agent_server.engine_protocol.repetition import EVERY, WINDOW
 from agent_server.engines.scripted import Script, ScriptedEngine
 from agent_server.settings import OutputSettings
 from events.grammar import Function, plan
@@ -149,6 +151,21 @@ async def test_the_list_continues_what_the_model_wrote_before_the_object():
 async def test_an_object_that_was_not_closed_is_made_a_list_too():
     events, (_, second) = await answered('```json\n{"name": "paint", "arguments": ', LIST)
     assert len(calls(events)) == 2 and bytes(second.prediction).startswith(b"```json\n[\n")
+
+
+LONG = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz ", k=600))
+
+
+@pytest.mark.parametrize(("color", "begins"), [(LONG, MOST_TOKENS), ("red and " * 100, WINDOW)])
+@pytest.mark.parametrize("after", ["", "\nThat is how it is called."])
+async def test_a_long_object_and_one_that_repeats_itself_are_made_lists_before_they_end(
+    color: str, begins: int, after: str
+):
+    merged = json.dumps({"name": "paint", "arguments": {"color": color}}) + after
+    events, (_, second) = await answered(merged, LIST[8:-4])
+    assert calls(events) == [RED, BLUE] and not text(events)
+    assert bytes(second.prediction).decode().startswith("[\n" + merged[:begins])
+    assert len(second.prediction) < begins + EVERY + len("[\n\n]")
 
 
 @pytest.mark.parametrize("after", ["\nThat is how it is called.", " Or:\n" + MERGED])

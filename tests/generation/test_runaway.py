@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from agent_server.engine_protocol.protocol import Constraint
+from agent_server.engine_protocol.repetition import EVERY, WINDOW, is_repetitive
+from agent_server.generation.core.constraint import Compiler
 from agent_server.generation.core.grammar import GrammarBackend
-from agent_server.generation.core.runaway import EVERY, WINDOW, repeats
 from agent_server.http.server import BUNDLED
 from agent_server.model_files import load_model_files
+from tests.generation.harness import Driver
+from tests.generation.tiny_models import make_model
 
 FILES = load_model_files(str(BUNDLED))
 SIZE = FILES.tokenizer.get_vocab_size()
@@ -56,15 +59,33 @@ def test_free_text_is_left_alone(backend: GrammarBackend):
     ("tokens", "found"),
     [
         (list(range(WINDOW)), False),
+        ([7] * (WINDOW - 1), False),
         ([1, 2, 3, 4, 5] * WINDOW, True),
         ([*range(WINDOW), *([7] * (WINDOW // 2))], False),
         ([*range(WINDOW), *([7] * WINDOW)], True),
     ],
 )
 def test_what_repeats(tokens: list[int], found: bool):
-    end = len(tokens) - len(tokens) % EVERY
-    assert repeats(tokens, 0, end) is found
+    assert is_repetitive(tokens) is found
 
 
-def test_a_look_begins_anew_behind_a_string_that_was_closed():
-    assert not repeats([7] * 2 * WINDOW, WINDOW + EVERY, 2 * WINDOW)
+@pytest.mark.parametrize("guesses", [0, 3, 7, 16])
+def test_a_string_is_closed_whatever_a_step_accepts(backend: GrammarBackend, guesses: int):
+    """In a loop, drafts are accepted whole, so that steps of several tokens pass any given length."""
+    again = FILES.tokenizer.token_to_id("a")
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    compiler = Compiler(backend)
+    driver = Driver(make_model("llama", vocab_size=SIZE), compiler=compiler)
+    number = driver.submit(
+        [9, 10, 11],
+        max_tokens=600,
+        constraint=Constraint(kind="json_schema", value=schema),
+        logit_bias={again: 90.0},
+        num_speculative_tokens=guesses,
+        ignore_eos=False,
+        stop_token_ids=(FILES.stop_token_ids[0],),
+    )
+    driver.finish()
+    compiler.close()
+    end = driver.end(number)
+    assert end.reason == "stop" and WINDOW < end.usage.completion_tokens <= WINDOW + EVERY + 2 * (guesses + 1)

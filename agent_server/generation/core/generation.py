@@ -73,8 +73,8 @@ class Defaults:
 @dataclass(eq=False, slots=True)
 class Generation:
     """arrived, started, first: times in seconds on the core's clock, None until it happens. reported_tokens: prompt
-    tokens in the last progress report, -1 before the first. closed: number of generated tokens when a string in which
-    the model repeated itself was last closed."""
+    tokens in the last progress report, -1 before the first. closed, examined: numbers of generated tokens when a
+    string in which the model repeated itself was last closed, and when repetition was last looked for."""
 
     number: int
     request: GenerationRequest
@@ -95,6 +95,7 @@ class Generation:
     speculation: Speculation | None = None
     reported_tokens: int = -1
     closed: int = 0
+    examined: int = 0
 
     @property
     def counted(self) -> list[int]:

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import torch
 
+from agent_server.engine_protocol.repetition import EVERY, is_repetitive
 from agent_server.generation.core.constraint import Compiler
 from agent_server.generation.core.generation import Generation
-from agent_server.generation.core.runaway import repeats
 from agent_server.generation.sampling.masks import Masks, classify
 
 
@@ -58,10 +58,15 @@ class Masking:
         matchers = [matcher for generation in constrained if (matcher := generation.matcher) is not None]
         self._compiler.fill(matchers, [generation.ends for generation in constrained], bits)
         for row, generation in enumerate(constrained):
+            if generation.generated - generation.examined < EVERY:  # a step may accept several tokens
+                continue
+            generation.examined = generation.generated
             sequence = generation.sequence
-            if repeats(sequence.tokens, sequence.prompt_length + generation.closed, sequence.known):
-                closed = self._compiler.backend.close_string(bits[row])
-                generation.closed = generation.generated if closed else generation.closed
+            begin = sequence.prompt_length + generation.closed
+            if is_repetitive(sequence.tokens[begin : sequence.known]) and self._compiler.backend.close_string(
+                bits[row]
+            ):
+                generation.closed = generation.generated
         return classify(bits, [], self._vocab_size) if self._device == "cpu" else Masks(bits, [])
 
 

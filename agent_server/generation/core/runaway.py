@@ -12,21 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-WINDOW = 256
-"""Length of the window that is examined, in tokens."""
-EVERY = 32
-"""Tokens between two checks."""
-MOST_DISTINCT = 0.33
-"""A window is repetitive if at most this share of its trigrams are distinct. In prose and code nearly all are."""
-
-
-def repeats(tokens: Sequence[int], begin: int, end: int) -> bool:
-    """Return whether the end of `tokens[begin:end]` is repetitive; False between two checks."""
-    if end - begin < WINDOW or (end - begin) % EVERY:
-        return False
-    last = tokens[end - WINDOW : end]
-    return len(set(zip(last, last[1:], last[2:], strict=False))) <= MOST_DISTINCT * WINDOW
-
 
 class StringClosers:
     """The tokens of a vocabulary that close a JSON string: those that begin with a quote. texts: the bytes of each

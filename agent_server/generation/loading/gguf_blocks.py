@@ -134,7 +134,7 @@ def has_blocks(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def exact_products(model: nn.Module) -> Iterator[None]:
-    """Unpack the weights of linear layers for each product, which is slow, instead of rounding the inputs to integers."""
+    """Unpack the weights of linear layers for each product (slow) instead of rounding the inputs to integers."""
     layers = [module for module in model.modules() if isinstance(module, BlockLinear)]
     for layer in layers:
         layer.exact = True
