@@ -5,9 +5,9 @@ it was asked for, but writes as many calls as were asked for once it has begun a
 in easy mode and stage 3 in hard mode", Qwen2.5-Coder 1.5B makes the first of the two calls. Therefore an answer that is
 nothing but such an object is generated again from its brace, as a list of calls whose arguments fit their schemas. A
 client sees nothing of this, since such an object is held back until the answer ends: with text after it, it is an
-example, and stays as it is. An object of MOST_TOKENS tokens, such as a long document, and one in which the model
-repeats itself are taken for calls before they end: the first can then be sent as it is written, and the grammar ends
-the second.
+example, and stays as it is. So does a call of LONG tokens and more that fits its schema, such as one with a document:
+nearly all of its time is spent on its text, which would be another one in the list. An object in which the model
+repeats itself is generated again before it ends, because the list's grammar ends the string.
 
 A list also tempts such a model to add the steps that it would take after the first call, with invented arguments: asked
 to check the weather in Paris and to set a reminder if it rains, it does both at once. How certain it is that the list
@@ -24,7 +24,7 @@ import math
 import re
 import textwrap
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -46,10 +46,13 @@ from agent_server.engine_protocol.protocol import (
 )
 from agent_server.engine_protocol.repetition import EVERY, is_repetitive
 from events.grammar.nodes import Node, constant, sequence
-from events.parsing.unmarked_calls import FENCES
+from events.parsing.schema import Schema
+from events.parsing.unmarked_calls import FENCES, is_one_call
 
-MOST_TOKENS = 512
+MOST_TOKENS = 4096
 """The most tokens of an answer that are held back."""
+LONG = 128
+"""Tokens of a call from which on it is not made a list."""
 ROOM = 64
 """The least max_tokens of an answer that may become a list."""
 LEAST_CERTAINTY = 0.96
@@ -82,7 +85,7 @@ def is_object_call(text: str, names: Collection[str]) -> bool | None:
     return True
 
 
-OnRestart = Callable[[GenerationRequest, bool], Awaitable[GenerationRequest]]
+OnRestart = Callable[[GenerationRequest], Awaitable[GenerationRequest]]
 
 
 @dataclass
@@ -194,15 +197,16 @@ class ListedCalls:
 class CallList(msgspec.Struct, frozen=True, kw_only=True):
     """How a turn's calls are written as a list.
 
-    grammar: what follows the list's opening bracket. names: of the declared tools. tokenize: encodes a text without
-    special tokens. plain_answer: how an answer that is no new call is generated, if the prompt ends with the results of
-    unmarked calls.
+    grammar: what follows the list's opening bracket. tools: the schemas of the tools that may be called, by name.
+    tokenize: encodes a text without special tokens. plain_answer: how an answer that is no new call is generated, if
+    the prompt ends with the results of unmarked calls. on_call: called before a call without markers is sent.
     """
 
     grammar: Node
-    names: frozenset[str]
+    tools: Mapping[str, Schema]
     tokenize: Callable[[str], Sequence[int]]
     plain_answer: PlainAnswer | None = None
+    on_call: Callable[[], None] = lambda: None
 
     def applies(self, request: GenerationRequest, info: EngineInfo) -> bool:
         """Return whether the beginning of this request's answer may be replaced: no token of it is described to the
@@ -218,8 +222,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         """Yield what `engine.generate(request)` yields; if that is one call, what the engine generates for a list, and
         if `plain_answer` replaces it, what the engine generates for that.
 
-        on_restart: called with the request of the second generation before it begins, and whether it is a list; returns
-        the one to send.
+        on_restart: called with the request of the second generation before it begins; returns the one to send.
         """
         first = _First(begun=time.monotonic(), prompt_tokens=len(request.prompt_token_ids))
         sent = msgspec.structs.replace(request, progress=True) if engine.info.tells_progress else request
@@ -238,7 +241,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                     if isinstance(item, Delta):
                         first.held += item.tokens
                         first.text += "".join(token.text for token in item.tokens if token.id not in ends)
-                        verdict = False if item.is_reasoning else is_object_call(first.text, self.names)
+                        verdict = False if item.is_reasoning else is_object_call(first.text, self.tools)
                         replaced = False if item.is_reasoning else self._replaces(first.text, is_complete=False)
                         if verdict and not is_call and self.plain_answer is not None:  # the name is complete
                             replaced = replaced or self.plain_answer.is_unlikely_call(first.held)
@@ -246,15 +249,20 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                             is_call, is_replaced = False, True
                             break
                         is_call = verdict is True
-                        if is_call and (len(first.held) >= MOST_TOKENS or first.is_repetitive()):
+                        if is_call and first.is_repetitive():
                             break
                         if (verdict is not False or replaced is None) and len(first.held) < MOST_TOKENS:
                             continue
+                        if is_call:
+                            self.on_call()
                         item = msgspec.structs.replace(item, tokens=first.held)
                     elif isinstance(item, Finished) and item.reason == "stop" and not isinstance(item.stop, str):
                         is_replaced = self._replaces(first.text, is_complete=True) is True
-                        if is_call or is_replaced:
+                        is_kept = is_call and len(first.held) >= LONG and is_one_call(first.text, self.tools)
+                        if is_replaced or (is_call and not is_kept):
                             break
+                        if is_kept:
+                            self.on_call()
                         if first.held:
                             yield Delta(_without_scores(first.held))
                     elif first.held:
@@ -264,7 +272,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                     item = msgspec.structs.replace(item, tokens=_without_scores(item.tokens))
                 yield item
         if is_replaced and self.plain_answer is not None:
-            second = await on_restart(await self.plain_answer.request(request), False)
+            second = await on_restart(await self.plain_answer.request(request))
             async with contextlib.aclosing(engine.generate(second)) as items:
                 async for item in items:
                     if isinstance(item, Delta):
@@ -288,7 +296,8 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         self, engine: Engine, request: GenerationRequest, first: _First, on_restart: OnRestart
     ) -> AsyncGenerator[EngineItem, None]:
         second, beginning = self._second(request, first.held, engine.info)
-        second = await on_restart(second, True)
+        second = await on_restart(second)
+        self.on_call()
         yield beginning
         first.note_token()
         calls, sent = ListedCalls(), len(beginning.tokens)

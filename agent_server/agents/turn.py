@@ -315,15 +315,21 @@ class TurnTaker:
         if plan.call_list is None or options.token_details or not begins_here:
             return None
         allowed = options.tool_choice.names
-        names = frozenset(tool.name for tool in input.tools or () if not allowed or tool.name in allowed)
+        tools = {tool.name: tool.parameters for tool in input.tools or () if not allowed or tool.name in allowed}
         plain_answer = None
         if options.tool_choice.mode == "auto" and ends_with_unmarked_calls(input.messages):
             answered = None
             if not repeats_calls:
                 answered = await REQUEST_THREADS.run(AnsweredCalls, input.messages, input.tools or ())
-            plain_answer = PlainAnswer(answered=answered, names=names, request=plain_request)
+            plain_answer = PlainAnswer(answered=answered, names=frozenset(tools), request=plain_request)
         tokenize = partial(self._model.prompts.tokenize, add_special_tokens=False)
-        call_list = CallList(grammar=plan.call_list, names=names, tokenize=tokenize, plain_answer=plain_answer)
+
+        def on_call() -> None:
+            self._call_kind = UNMARKED_CALL
+
+        call_list = CallList(
+            grammar=plan.call_list, tools=tools, tokenize=tokenize, plain_answer=plain_answer, on_call=on_call
+        )
         return call_list if call_list.applies(request, self._model.engine.info) else None
 
     async def _plain_request(
@@ -445,10 +451,8 @@ class TurnTaker:
         reason, has_output, generated = "error", False, sum(len(delta.tokens) for delta in replayed)
         ids = [request.request_id]
 
-        async def restart(second: GenerationRequest, is_list: bool) -> GenerationRequest:
+        async def restart(second: GenerationRequest) -> GenerationRequest:
             """What was paused or changed during the first generation is so in the second."""
-            if is_list:
-                self._call_kind = UNMARKED_CALL
             await controls.gate()
             ids.append(second.request_id)
             room = self._room(len(second.prompt_token_ids))

@@ -118,6 +118,18 @@ def read_block(
     return calls if char in ("", "\n", "<") or is_token(char) else []
 
 
+def is_one_call(text: str, tools: Mapping[str, Schema]) -> bool:
+    """Return whether a whole answer is one call, bare or in a fence."""
+    source = Source()
+    source.add(text.strip())
+    source.final = True
+    try:
+        next(read_block(source, tools, scanner_for(())))
+    except StopIteration as end:
+        return len(end.value) == 1
+    return False
+
+
 def _value(source: Source) -> Reading[object]:
     """Read the JSON value that begins here; None if it is not one or cannot contain calls."""
     value, may_be_call = JsonText(), False

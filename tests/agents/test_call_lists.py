@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+from ag_ui.core import Tool
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_server.agents import Agent
-from agent_server.agents.call_lists import MOST_TOKENS, ListedCalls, is_object_call
+from agent_server.agents.call_lists import ListedCalls, is_object_call
 from agent_server.engine_protocol.protocol import EngineInfo, EngineItem, Finished, GenerationRequest, Progress, Token
 from agent_server.engine_protocol.repetition import EVERY, WINDOW
 from agent_server.engines.scripted import Script, ScriptedEngine
@@ -153,19 +154,27 @@ async def test_an_object_that_was_not_closed_is_made_a_list_too():
     assert len(calls(events)) == 2 and bytes(second.prediction).startswith(b"```json\n[\n")
 
 
-LONG = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz ", k=600))
+DOCUMENT = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz ", k=600))
 
 
-@pytest.mark.parametrize(("color", "begins"), [(LONG, MOST_TOKENS), ("red and " * 100, WINDOW)])
-@pytest.mark.parametrize("after", ["", "\nThat is how it is called."])
-async def test_a_long_object_and_one_that_repeats_itself_are_made_lists_before_they_end(
-    color: str, begins: int, after: str
-):
-    merged = json.dumps({"name": "paint", "arguments": {"color": color}}) + after
-    events, (_, second) = await answered(merged, LIST[8:-4])
+@pytest.mark.parametrize("chunk", [1, 1000])
+@pytest.mark.parametrize("key", ["color", "colour"])
+async def test_a_long_call_is_sent_as_it_is_if_it_fits_its_schema(key: str, chunk: int):
+    call = json.dumps({"name": "paint", "arguments": {key: DOCUMENT}})
+    schema = {"type": "object", "properties": {"color": {"type": "string"}}, "required": ["color"]}
+    tool = Tool(name="paint", description="Paints.", parameters=schema)
+    events, requests = await answered(call, LIST[8:-4], chunk=chunk, tools=[tool])
+    assert calls(events) == ([("paint", {key: DOCUMENT})] if key == "color" else [RED, BLUE]) and not text(events)
+    assert len(requests) == (1 if key == "color" else 2)
+    assert of(events, ToolCallStart)[0].tool_call_id.startswith("unmarked_call")
+
+
+@pytest.mark.parametrize("after", ["", '"}}', '"}}\nThat is how it is called.'])
+async def test_an_object_that_repeats_itself_is_made_a_list_before_it_ends(after: str):
+    beginning = '{"name": "paint", "arguments": {"color": "'
+    events, (_, second) = await answered(beginning + "red and " * 100 + after, LIST[8:-4])
     assert calls(events) == [RED, BLUE] and not text(events)
-    assert bytes(second.prediction).decode().startswith("[\n" + merged[:begins])
-    assert len(second.prediction) < begins + EVERY + len("[\n\n]")
+    assert WINDOW < len(second.prediction) < WINDOW + len(beginning) + 2 * EVERY
 
 
 @pytest.mark.parametrize("after", ["\nThat is how it is called.", " Or:\n" + MERGED])
