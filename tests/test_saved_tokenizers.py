@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
 from agent_server.http.server import BUNDLED
@@ -80,6 +81,28 @@ def test_a_token_whose_id_is_taken_is_refused(tmp_path: Path):
     folder = changed(tmp_path, added_tokens_decoder={"3": token})
     with pytest.raises(ValueError, match=r"gives the token '<\|tool\|>' the id 3, but tokenizer.json makes it \d+\."):
         load_model_files(folder)
+
+
+PIECES = ("a", "b", "[UNUSED_TOKEN_146]", "<reserved_2>", "c")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.BPE({piece: number for number, piece in enumerate(PIECES)}, []),
+        models.Unigram([(piece, -1.0) for piece in PIECES], unk_id=4),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_reserved_pieces_get_the_texts_of_the_configuration(model: models.Model, tmp_path: Path):
+    """As in InternLM2, whose embeddings have no rows for further ids, which transformers gives these tokens."""
+    Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    token = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
+    listed = {"2": {"content": "<|im_start|>", **token}, "3": {"content": "<|im_end|>", **token}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": listed}), "utf-8")
+    tokenizer = load_model_files(tmp_path).tokenizer
+    assert tokenizer.encode("<|im_start|>ab<|im_end|>").ids == [2, 0, 1, 3]
+    assert tokenizer.get_vocab_size() == len(PIECES)
 
 
 OLDER: dict[str, dict[str, Any]] = {

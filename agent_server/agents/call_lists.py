@@ -9,6 +9,10 @@ example, and stays as it is. So does a call of LONG tokens and more that fits it
 nearly all of its time is spent on its text, which would be another one in the list. An object in which the model
 repeats itself is generated again before it ends, because the list's grammar ends the string.
 
+The list's calls are the likeliest ones, whatever the request's temperature is: of 48 answers to "What was the
+temperature in Oslo?", in conversations with the weather of before, Qwen2.5-Coder 1.5B calls the weather in 28 and
+repeats it without a call in 15, both of which are right, and samples the time or a difference of two numbers in five.
+
 A list also tempts such a model to add the steps that it would take after the first call, with invented arguments: asked
 to check the weather in Paris and to set a reminder if it rains, it does both at once. How certain it is that the list
 goes on tells these from calls that were asked for: over BFCL's parallel cases with several functions it continues a
@@ -349,6 +353,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         second = msgspec.structs.replace(
             request,
             request_id=f"{request.request_id}.list",
+            sampling=msgspec.structs.replace(request.sampling, temperature=0.0),
             generated=tuple(token.id for token in tokens),
             prediction=tuple(self.tokenize(expected)),
             constraint=Constraint(kind="structural_tag", value={"type": "structural_tag", "format": grammar}),

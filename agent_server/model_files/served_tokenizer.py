@@ -7,6 +7,8 @@ exists, transformers ignores `add_bos_token` and `add_eos_token`.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from agent_server.model_files.usable_files import UnusableFile
 
 ADDED = "added_tokens_decoder"
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+_RESERVED = re.compile(r"unused|reserved", re.IGNORECASE)
 LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
@@ -36,6 +39,7 @@ def for_serving(tokenizer: Tokenizer, settings: Mapping[str, Any], special: Mapp
     # Add the tokens that are listed with their ids.
     listed = settings.get(ADDED)
     tokens = {int(number): token for number, token in listed.items()} if isinstance(listed, Mapping) else {}
+    tokenizer = _with_reserved_pieces_renamed(tokenizer, {number: token["content"] for number, token in tokens.items()})
     added = tokenizer.get_added_tokens_decoder()
     for number, token in sorted(tokens.items()):
         requested = AddedToken(token["content"], **{name: token[name] for name in FLAGS if name in token})
@@ -91,6 +95,28 @@ def put_around(tokenizer: Tokenizer, begin: str | None, end: str | None) -> None
         pair=[*first, "$A", *last, *(f"{text}:1" for text in first), "$B:1", *(f"{text}:1" for text in last)],
         special_tokens=[(text, tokenizer.token_to_id(text)) for text in dict.fromkeys([*first, *last])],
     )
+
+
+def _with_reserved_pieces_renamed(tokenizer: Tokenizer, texts: Mapping[int, str]) -> Tokenizer:
+    """Return a tokenizer in which pieces of the vocabulary that are reserved for later tokens have the texts that the
+    configuration gives their ids. InternLM2's `<|im_start|>` is the piece `[UNUSED_TOKEN_146]`."""
+    renamed = {
+        piece: text
+        for number, text in texts.items()
+        if (piece := tokenizer.model.id_to_token(number)) is not None
+        and _RESERVED.search(piece)
+        and tokenizer.token_to_id(text) is None
+    }
+    if not renamed:
+        return tokenizer
+    state = json.loads(tokenizer.to_str())
+    vocabulary = state["model"]["vocab"]
+    if isinstance(vocabulary, list):  # pairs of piece and score
+        state["model"]["vocab"] = [(renamed.get(piece, piece), score) for piece, score in vocabulary]
+    else:
+        state["model"]["vocab"] = {renamed.get(piece, piece): number for piece, number in vocabulary.items()}
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] not in renamed]
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def _described(token: AddedToken) -> tuple[object, ...]:

@@ -101,8 +101,10 @@ def read_block(
         char = yield from source.space(",;")
     for closer in filter(None, closers):
         yield from source.space()
-        if not (yield from source.match(scanner_for((closer,)))) and (source.cut or (yield from source.peek())):
-            return []
+        if not (yield from source.match(scanner_for((closer,)))):
+            char = yield from source.peek()
+            if source.cut or not (char == "" or is_token(char)):  # a model may end without closing a fence
+                return []
     if alone:
         char = yield from source.space()
         # If the output was cut off, text might have followed.

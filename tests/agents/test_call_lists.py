@@ -79,7 +79,7 @@ async def test_two_calls_that_would_be_one(chunk: int):
         '```json\n[\n  {\n    "name": "paint",\n    "arguments": {"color": "red and blue"}\n  }\n]\n```'
     )
     assert second.prompt_token_ids == first.prompt_token_ids
-    assert second.sampling == msgspec.structs.replace(first.sampling, logprobs=0)
+    assert second.sampling == msgspec.structs.replace(first.sampling, logprobs=0, temperature=0.0)
     assert second.request_id != first.request_id and second.constraint != first.constraint
     (finished,) = of(events, RunFinished)
     assert finished.usage is not None and finished.usage[0].output_tokens == len(LIST)

@@ -13,7 +13,7 @@ import pytest
 
 from events.formats.registry import named
 from events.parsing.machine import Parser
-from events.parsing.pieces import ContentText
+from events.parsing.pieces import ArgumentText, CallEnd, CallStart, ContentText
 from events.parsing.policy import Policy, declared_tools
 from tests.formats.reading import read, splits
 
@@ -73,6 +73,14 @@ def test_strict_reading_and_no_tools_leave_the_answer(answer: dict[str, Any], se
 def test_blocks_that_are_calls(text: str):
     for pieces in [[text], *splits(text, 5)]:
         assert read(HERMES, pieces, Policy(tools=WEATHER)) == ("", "", PARIS)
+
+
+@pytest.mark.parametrize("text", [CALL, f"```json\n{CALL}\n```\n", f"```json\n{CALL}", f"```json\n[{CALL}]\n"])
+def test_the_token_that_ends_a_message_ends_a_block(text: str):
+    """A model may end its turn without closing the fence."""
+    parser = Parser(HERMES, Policy(tools=WEATHER), marker_ids={"<|im_end|>": 7})
+    pieces = parser.feed(text) + parser.feed("<|im_end|>", 7) + parser.finish()
+    assert pieces == [CallStart("get_weather", ""), ArgumentText('{"city": "Paris"}'), CallEnd(True)]
 
 
 @pytest.mark.parametrize(
