@@ -30,6 +30,7 @@ import textwrap
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -90,6 +91,9 @@ def is_object_call(text: str, names: Collection[str]) -> bool | None:
 
 
 OnRestart = Callable[[GenerationRequest], Awaitable[GenerationRequest]]
+Decision = Literal["hold", "send", "list", "plain"]
+"""What becomes of an answer: it is held back until more of it is known, sent as it is, generated again as a list, or
+generated again from the prompt without tools."""
 
 
 @dataclass
@@ -97,8 +101,8 @@ class _First:
     """A generation that another one may replace.
 
     begun: when it began, by the monotonic clock. prompt_tokens, cached: numbers of tokens. held, text: its tokens that
-    were not sent, and their text without the end. examined: number of held tokens when repetition was last looked for.
-    sent_token: when the first token was sent.
+    were not sent, and their text without the end. is_call: whether they begin a call. examined: number of held tokens
+    when repetition was last looked for. sent_token: when the first token was sent.
     """
 
     begun: float
@@ -106,8 +110,13 @@ class _First:
     cached: int = 0
     held: list[Token] = field(default_factory=list)
     text: str = ""
+    is_call: bool = False
     examined: int = 0
     sent_token: float | None = None
+
+    def add(self, tokens: Sequence[Token], ends: Collection[int]) -> None:
+        self.held += tokens
+        self.text += "".join(token.text for token in tokens if token.id not in ends)
 
     def is_repetitive(self) -> bool:
         """Return whether the model repeats itself; False if too few tokens came since this was last asked."""
@@ -232,8 +241,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         sent = msgspec.structs.replace(request, progress=True) if engine.info.tells_progress else request
         if self.plain_answer is not None:
             sent = _with_scores(sent, alternatives=1)
-        ends = frozenset(request.sampling.stop_token_ids)
-        holds, is_call, is_replaced = True, False, False
+        decision: Decision = "hold"
         async with contextlib.aclosing(engine.generate(sent)) as items:
             async for item in items:
                 if isinstance(item, Progress):
@@ -241,51 +249,57 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                     if request.progress:
                         yield item
                     continue
-                if holds and not isinstance(item, Control):
+                if decision == "hold" and not isinstance(item, Control):
                     if isinstance(item, Delta):
-                        first.held += item.tokens
-                        first.text += "".join(token.text for token in item.tokens if token.id not in ends)
-                        verdict = False if item.is_reasoning else is_object_call(first.text, self.tools)
-                        replaced = False if item.is_reasoning else self._replaces(first.text, is_complete=False)
-                        if verdict and not is_call and self.plain_answer is not None:  # the name is complete
-                            replaced = replaced or self.plain_answer.is_unlikely_call(first.held)
-                        if replaced:
-                            is_call, is_replaced = False, True
-                            break
-                        is_call = verdict is True
-                        if is_call and first.is_repetitive():
-                            break
-                        if (verdict is not False or replaced is None) and len(first.held) < MOST_TOKENS:
-                            continue
-                        if is_call:
-                            self.on_call()
+                        first.add(item.tokens, request.sampling.stop_token_ids)
+                    decision = self._decide(first, item)
+                    if decision == "hold":
+                        continue
+                    if decision != "send":
+                        break
+                    if first.is_call:
+                        self.on_call()
+                    if isinstance(item, Delta):
                         item = msgspec.structs.replace(item, tokens=first.held)
-                    elif isinstance(item, Finished) and item.reason == "stop" and not isinstance(item.stop, str):
-                        is_replaced = self._replaces(first.text, is_complete=True) is True
-                        is_kept = is_call and len(first.held) >= LONG and is_one_call(first.text, self.tools)
-                        if is_replaced or (is_call and not is_kept):
-                            break
-                        if is_kept:
-                            self.on_call()
-                        if first.held:
-                            yield Delta(_without_scores(first.held))
                     elif first.held:
                         yield Delta(_without_scores(first.held))
-                    holds = is_call = False
                 if isinstance(item, Delta):
                     item = msgspec.structs.replace(item, tokens=_without_scores(item.tokens))
                 yield item
-        if is_replaced and self.plain_answer is not None:
+        if decision == "plain" and self.plain_answer is not None:
             second = await on_restart(await self.plain_answer.request(request))
             async with contextlib.aclosing(engine.generate(second)) as items:
                 async for item in items:
                     if isinstance(item, Delta):
                         first.note_token()
                     yield first.completed(item) if isinstance(item, Finished) else item
-        elif is_call:
+        elif decision == "list":
             async with contextlib.aclosing(self._generate_list(engine, request, first, on_restart)) as items:
                 async for item in items:
                     yield item
+
+    def _decide(self, first: _First, item: Delta | Finished) -> Decision:
+        """Decide about an answer of which nothing was sent, after an item of it."""
+        if isinstance(item, Finished):
+            if item.reason != "stop" or isinstance(item.stop, str):
+                return "send"
+            if self._replaces(first.text, is_complete=True):
+                return "plain"
+            is_kept = len(first.held) >= LONG and is_one_call(first.text, self.tools)
+            return "list" if first.is_call and not is_kept else "send"
+        if item.is_reasoning:
+            first.is_call = False
+            return "send"
+        verdict, replaced = is_object_call(first.text, self.tools), self._replaces(first.text, is_complete=False)
+        if verdict and not first.is_call and self.plain_answer is not None:  # the name is complete
+            replaced = replaced or self.plain_answer.is_unlikely_call(first.held)
+        first.is_call = verdict is True
+        if replaced:
+            return "plain"
+        if first.is_call and first.is_repetitive():
+            return "list"
+        waits = verdict is not False or replaced is None
+        return "hold" if waits and len(first.held) < MOST_TOKENS else "send"
 
     def _replaces(self, text: str, *, is_complete: bool) -> bool | None:
         return self.plain_answer is not None and self.plain_answer.replaces(text, is_complete=is_complete)
