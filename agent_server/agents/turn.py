@@ -289,6 +289,8 @@ class TurnTaker:
             usage = Usage(prompt_tokens=len(prompt.token_ids), completion_tokens=self._output.tokens)
             recorder.count(self._model.name, Finished(reason="stop", usage=usage), self._output.reasoning_tokens)
             raise
+        if finished.closed_string:
+            recorder.warn("The model repeated itself in a string of its answer, which was ended for that reason.")
         for warning in translator.warnings if self._guarded is None else ():  # they may quote withheld text
             recorder.warn(warning)
         recorder.count(self._model.name, finished, self._output.reasoning_tokens)

@@ -104,7 +104,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     """The mandatory last item. `stop` is the stop string or token id that matched, None for end-of-sequence.
-    `resumed` counts how often the generation moved to another replica."""
+    `resumed` counts how often the generation moved to another replica. closed_string: whether the engine ended a JSON
+    string because the model repeated itself in it."""
 
     reason: FinishReason
     usage: Usage
@@ -112,6 +113,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     timings: Timings = Timings()
     prompt_logprobs: tuple[Token | None, ...] | None = None
     resumed: int = 0
+    closed_string: bool = False
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):

@@ -177,6 +177,17 @@ async def test_an_object_that_repeats_itself_is_made_a_list_before_it_ends(after
     assert WINDOW < len(second.prediction) < WINDOW + len(beginning) + 2 * EVERY
 
 
+async def test_a_client_is_told_that_a_string_was_ended():
+    class Engine(ScriptedEngine):
+        async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
+            async for item in super().generate(request):
+                yield msgspec.structs.replace(item, closed_string=True) if isinstance(item, Finished) else item
+
+    events, _ = await answered(MERGED, LIST, engine=Engine)
+    (warning,) = (events[-1].metadata or {})["warnings"]
+    assert "repeated itself" in warning
+
+
 @pytest.mark.parametrize("after", ["\nThat is how it is called.", " Or:\n" + MERGED])
 @pytest.mark.parametrize("merged", [MERGED, MERGED[8:-4], "```json\n{" + MERGED[8:-4] + "}\n```"])
 @pytest.mark.parametrize("chunk", [1, 1000])

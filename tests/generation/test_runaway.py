@@ -88,4 +88,5 @@ def test_a_string_is_closed_whatever_a_step_accepts(backend: GrammarBackend, gue
     driver.finish()
     compiler.close()
     end = driver.end(number)
-    assert end.reason == "stop" and WINDOW < end.usage.completion_tokens <= WINDOW + EVERY + 2 * (guesses + 1)
+    assert end.reason == "stop" and end.closed_string
+    assert WINDOW < end.usage.completion_tokens <= WINDOW + EVERY + 2 * (guesses + 1)

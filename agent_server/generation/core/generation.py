@@ -185,6 +185,7 @@ class Generation:
             stop=self.stopped_on,
             timings=Timings(queued=queued, first_token=first, total=now - self.arrived),
             prompt_logprobs=None if self.scores is None else self.scores.tokens(),
+            closed_string=self.closed > 0,
         )
 
 
