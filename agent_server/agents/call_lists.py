@@ -9,9 +9,10 @@ example, and stays as it is. So does a call of LONG tokens and more that fits it
 nearly all of its time is spent on its text, which would be another one in the list. An object in which the model
 repeats itself is generated again before it ends, because the list's grammar ends the string.
 
-The list's calls are the likeliest ones, whatever the request's temperature is: of 48 answers to "What was the
-temperature in Oslo?", in conversations with the weather of before, Qwen2.5-Coder 1.5B calls the weather in 28 and
-repeats it without a call in 15, both of which are right, and samples the time or a difference of two numbers in five.
+The calls of a list in place of a complete object are the likeliest ones, whatever the temperature is: of 48 answers to
+"What was the temperature in Oslo?", in conversations with the weather of before, Qwen2.5-Coder 1.5B calls the weather
+in 28 and repeats it without a call in 15, both of which are right, and samples the time or a difference of two numbers
+in five. Where it repeated itself, the list is sampled, because the likeliest text is a repetition too.
 
 A list also tempts such a model to add the steps that it would take after the first call, with invented arguments: asked
 to check the weather in Paris and to set a reminder if it rains, it does both at once. How certain it is that the list
@@ -101,8 +102,9 @@ class _First:
     """A generation that another one may replace.
 
     begun: when it began, by the monotonic clock. prompt_tokens, cached: numbers of tokens. held, text: its tokens that
-    were not sent, and their text without the end. is_call: whether they begin a call. examined: number of held tokens
-    when repetition was last looked for. sent_token: when the first token was sent.
+    were not sent, and their text without the end. is_call: whether they begin a call. repeats: whether the model
+    repeats itself in them. examined: their number when that was last looked for. sent_token: when the first token was
+    sent.
     """
 
     begun: float
@@ -111,19 +113,16 @@ class _First:
     held: list[Token] = field(default_factory=list)
     text: str = ""
     is_call: bool = False
+    repeats: bool = False
     examined: int = 0
     sent_token: float | None = None
 
     def add(self, tokens: Sequence[Token], ends: Collection[int]) -> None:
         self.held += tokens
         self.text += "".join(token.text for token in tokens if token.id not in ends)
-
-    def is_repetitive(self) -> bool:
-        """Return whether the model repeats itself; False if too few tokens came since this was last asked."""
-        if len(self.held) - self.examined < EVERY:
-            return False
-        self.examined = len(self.held)
-        return is_repetitive([token.id for token in self.held])
+        if len(self.held) - self.examined >= EVERY:
+            self.examined = len(self.held)
+            self.repeats = is_repetitive([token.id for token in self.held])
 
     def note_token(self) -> None:
         if self.sent_token is None:
@@ -296,7 +295,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         first.is_call = verdict is True
         if replaced:
             return "plain"
-        if first.is_call and first.is_repetitive():
+        if first.is_call and first.repeats:
             return "list"
         waits = verdict is not False or replaced is None
         return "hold" if waits and len(first.held) < MOST_TOKENS else "send"
@@ -313,7 +312,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
     async def _generate_list(
         self, engine: Engine, request: GenerationRequest, first: _First, on_restart: OnRestart
     ) -> AsyncGenerator[EngineItem, None]:
-        second, beginning = self._second(request, first.held, engine.info)
+        second, beginning = self._second(request, first, engine.info)
         second = await on_restart(second)
         self.on_call()
         yield beginning
@@ -342,15 +341,13 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                     return
                 yield item
 
-    def _second(
-        self, request: GenerationRequest, held: Sequence[Token], info: EngineInfo
-    ) -> tuple[GenerationRequest, Delta]:
-        """Return the request for a list in place of the object that the tokens begin, and the list's beginning."""
-        text = "".join(token.text for token in held)
+    def _second(self, request: GenerationRequest, first: _First, info: EngineInfo) -> tuple[GenerationRequest, Delta]:
+        """Return the request for a list in place of the object that `first` begins, and the list's beginning."""
+        text = "".join(token.text for token in first.held)
         before = text[: text.index("{")]
         tokens: list[Token] = []
         size = 0
-        for token in held:
+        for token in first.held:
             size += len(token.text)
             if size > len(before):
                 break
@@ -364,10 +361,11 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         expected = f"{before}{_BRACKET}{element}\n]{text[end:]}"
         # An engine that treats the beginning as part of the prompt begins the grammar behind it.
         grammar = sequence(constant(before + "["), self.grammar) if info.continues == "exact" else self.grammar
+        sampling = request.sampling
         second = msgspec.structs.replace(
             request,
             request_id=f"{request.request_id}.list",
-            sampling=msgspec.structs.replace(request.sampling, temperature=0.0),
+            sampling=sampling if first.repeats else msgspec.structs.replace(sampling, temperature=0.0),
             generated=tuple(token.id for token in tokens),
             prediction=tuple(self.tokenize(expected)),
             constraint=Constraint(kind="structural_tag", value={"type": "structural_tag", "format": grammar}),

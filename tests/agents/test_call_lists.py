@@ -172,8 +172,9 @@ async def test_a_long_call_is_sent_as_it_is_if_it_fits_its_schema(key: str, chun
 @pytest.mark.parametrize("after", ["", '"}}', '"}}\nThat is how it is called.'])
 async def test_an_object_that_repeats_itself_is_made_a_list_before_it_ends(after: str):
     beginning = '{"name": "paint", "arguments": {"color": "'
-    events, (_, second) = await answered(beginning + "red and " * 100 + after, LIST[8:-4])
+    events, (first, second) = await answered(beginning + "red and " * 100 + after, LIST[8:-4])
     assert calls(events) == [RED, BLUE] and not text(events)
+    assert second.sampling.temperature == first.sampling.temperature  # the likeliest text repeats itself too
     assert WINDOW < len(second.prediction) < WINDOW + len(beginning) + 2 * EVERY
 
 
