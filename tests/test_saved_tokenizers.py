@@ -105,6 +105,15 @@ def test_reserved_pieces_get_the_texts_of_the_configuration(model: models.Model,
     assert tokenizer.get_vocab_size() == len(PIECES)
 
 
+def test_a_word_of_the_vocabulary_is_not_renamed(tmp_path: Path):
+    pieces = {piece: number for number, piece in enumerate(("un", "used", "unused"))}
+    Tokenizer(models.BPE(pieces, [("un", "used")])).save(str(tmp_path / "tokenizer.json"))
+    listed = {"2": {"content": "<|im_start|>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": listed}), "utf-8")
+    with pytest.raises(ValueError, match=r"gives the token '<\|im_start\|>' the id 2"):
+        load_model_files(tmp_path)
+
+
 OLDER: dict[str, dict[str, Any]] = {
     "the names of another file": {"special_tokens_map.json": {"eos_token": "<|extra|>"}},
     "tokens with their ids": {"added_tokens.json": {"<|extra|>": 0}},

@@ -19,8 +19,8 @@ from agent_server.model_files.usable_files import UnusableFile
 
 ADDED = "added_tokens_decoder"
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
-_RESERVED = re.compile(r"unused|reserved", re.IGNORECASE)
 LISTS = ("additional_special_tokens", "extra_special_tokens")
+_RESERVED = re.compile(r"[\[<].*(?:unused|reserved).*[\]>]", re.IGNORECASE)
 
 
 def without_training_limits(tokenizer: Tokenizer) -> Tokenizer:
@@ -104,7 +104,7 @@ def _with_reserved_pieces_renamed(tokenizer: Tokenizer, texts: Mapping[int, str]
         piece: text
         for number, text in texts.items()
         if (piece := tokenizer.model.id_to_token(number)) is not None
-        and _RESERVED.search(piece)
+        and _RESERVED.fullmatch(piece)
         and tokenizer.token_to_id(text) is None
     }
     if not renamed:
