@@ -217,8 +217,8 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Node
     tools: Mapping[str, Schema]
     tokenize: Callable[[str], Sequence[int]]
+    on_call: Callable[[], None]
     plain_answer: PlainAnswer | None = None
-    on_call: Callable[[], None] = lambda: None
 
     def applies(self, request: GenerationRequest, info: EngineInfo) -> bool:
         """Return whether the beginning of this request's answer may be replaced: no token of it is described to the
@@ -284,8 +284,9 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                 return "send"
             if self._replaces(first.text, is_complete=True):
                 return "plain"
-            is_kept = len(first.held) >= LONG and is_one_call(first.text, self.tools)
-            return "list" if first.is_call and not is_kept else "send"
+            if not first.is_call or (len(first.held) >= LONG and is_one_call(first.text, self.tools)):
+                return "send"
+            return "list"
         if item.is_reasoning:
             first.is_call = False
             return "send"

@@ -7,7 +7,7 @@ tools in its prompt only whether it makes another call. An answer that is none, 
 the user's last message, is generated from the prompt without them. A client sees nothing of this, since nothing has
 been sent until then.
 
-With sampling, such a model also makes calls that nobody asked for: once it has the weather, it multiplies the
+When sampled, such a model also makes calls that were not requested: once it has the weather, it multiplies the
 temperature by the humidity and sends the product to an invented address. The likeliest function is usually right: in 14
 of 16 conversations whose next step is another function, Qwen2.5-Coder 1.5B gives that function's name the highest
 probability, and in 13 of 16 that need no further call it prefers the function that it just called, and a repeated call

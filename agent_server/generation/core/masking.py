@@ -62,10 +62,8 @@ class Masking:
                 continue
             generation.examined = generation.generated
             sequence = generation.sequence
-            begin = sequence.prompt_length + generation.closed
-            if is_repetitive(sequence.tokens[begin : sequence.known]) and self._compiler.backend.close_string(
-                bits[row]
-            ):
+            since_closed = sequence.tokens[sequence.prompt_length + generation.closed : sequence.known]
+            if is_repetitive(since_closed) and self._compiler.backend.close_string(bits[row]):
                 generation.closed = generation.generated
         return classify(bits, [], self._vocab_size) if self._device == "cpu" else Masks(bits, [])
 
