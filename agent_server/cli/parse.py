@@ -163,6 +163,8 @@ def request_of(case: Case) -> tuple[RunAgentInput, GenerationOptions]:
     thinking = case.get("enable_thinking")
     return run, GenerationOptions(
         thinking=True if thinking is None else bool(thinking),
+        reasoning_effort=case.get("reasoning_effort"),
+        template_kwargs=dict(case.get("chat_template_kwargs") or {}),
         tool_choice=ToolChoice("none") if choice == "none" else ToolChoice(),
         parallel_tool_calls=case.get("parallel_tool_calls") is not False,
         continue_final_message=continued_part(case.get("continue_final_message")),

@@ -133,6 +133,18 @@ def own_markers(own: OutputFormat) -> Sign:
     )
 
 
+def explained(own: OutputFormat, *words: str) -> Sign:
+    """Return the sign of a format that a template only explains: the text with the declared tools contains all of
+    `words`, and no call is rendered."""
+    return Sign(
+        name=own.name,
+        what="a list of tools is declared, no call is ever rendered",
+        test=lambda evidence: not evidence.calls_rendered and all(word in evidence.system for word in words),
+        apply=calls(own),
+        used_for="its calls",
+    )
+
+
 def same_markers(one: Tools | None, other: Tools | None) -> bool:
     """Return whether two descriptions have the same call markers, ignoring white space around them. Line breaks around
     a value are compared, since they may be part of the value."""

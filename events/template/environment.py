@@ -184,6 +184,37 @@ def variables(source: str) -> frozenset[str]:
         return frozenset()
 
 
+@lru_cache(maxsize=64)
+def possible_values(source: str, variable: str) -> tuple[str, ...]:
+    """Return the strings with which a template compares a variable, or another one that is set from it, and those that
+    it sets the variable to. Empty for an invalid template."""
+    try:
+        tree = _parse(source)
+        names = {variable}
+        found: list[jinja2.nodes.Node] = []
+        for assignment in tree.find_all(jinja2.nodes.Assign):
+            target = assignment.target
+            if isinstance(target, jinja2.nodes.Name) and (target.name == variable or _reads(assignment.node, names)):
+                found.append(assignment.node)
+                names.add(target.name)
+        found += [compare for compare in tree.find_all(jinja2.nodes.Compare) if _reads(compare, names)]
+        constants = [
+            node.value
+            for part in found
+            for node in (part, *part.find_all(jinja2.nodes.Const))
+            if isinstance(node, jinja2.nodes.Const)
+        ]
+        return tuple(dict.fromkeys(value for value in constants if isinstance(value, str)))
+    except (jinja2.TemplateError, RecursionError):
+        return ()
+
+
+def _reads(node: jinja2.nodes.Node, names: set[str]) -> bool:
+    return any(
+        name.name in names for name in (node, *node.find_all(jinja2.nodes.Name)) if isinstance(name, jinja2.nodes.Name)
+    )
+
+
 def _copied(value: object) -> object:
     """Return a deep copy of JSON-like data, so that a template that extends a list changes only its own."""
     if isinstance(value, str):

@@ -309,7 +309,8 @@ def _plain(role: str, text: str, capabilities: Capabilities) -> Message:
 
 
 def _with_thought(message: Message, turn: HistoryTurn, capabilities: Capabilities) -> Message:
-    if not turn.reasoning or capabilities.reasoning_field is None:
+    needed = capabilities.needs_reasoning and turn.role == "assistant"
+    if capabilities.reasoning_field is None or not (turn.reasoning or needed):
         return message
     return with_reasoning(message, capabilities.reasoning_field, turn.reasoning)
 

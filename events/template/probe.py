@@ -51,7 +51,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     call_content: the value for "no text" in a message with calls.
     text_with_calls: a message may have both; thought_beside_text: and reasoning as well. short_ids: call ids must be
     nine letters and digits. id_is_name: the name is rendered only as part of the id (`functions.NAME:0`).
-    reasoning_field: the message key whose text is rendered as reasoning, or None. tool_role: the role of results, None
+    reasoning_field: the message key whose text is rendered as reasoning, or None. needs_reasoning: an assistant message
+    without that key is refused (K2 Horizon). tool_role: the role of results, None
     if no role renders them. tools_variable: the variable for the declared tools; tools_in_system: tools are instead a
     key "tools" of the system message, as JSON text (Phi-4-mini); tools_role: they are a message of this role, as JSON
     text, which every conversation must have (Firefunction v1).
@@ -73,6 +74,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     short_ids: bool = False
     id_is_name: bool = False
     reasoning_field: ReasoningField | None = None
+    needs_reasoning: bool = False
     needs_system: bool = False
     needs_user: bool = False
     tools_variable: str = "tools"
@@ -152,6 +154,7 @@ class Probe:
         self.refusal = ""
         self.head: list[Message] = []  # messages that must precede the first user message
         self.content_parts = False
+        self.needed_field: ReasoningField | None = None  # the key that every assistant message must have
         self.tools_variable = "tools"
         self.capabilities = Capabilities()
         self._cache: dict[str, tuple[str | None, str]] = {}
@@ -166,6 +169,8 @@ class Probe:
                 else message
                 for message in shaped
             ]
+        if self.needed_field:
+            shaped = [{self.needed_field: "", **m} if m["role"] == "assistant" else m for m in shaped]
         key = repr((shaped, tools and self.tools_variable, prompt, extra))
         if key not in self._cache:
             self.renderings += 1
@@ -199,6 +204,9 @@ def capabilities(probe: Probe) -> Capabilities:
     probe.content_parts = parts and not strings
     needs_system = not probe.shows([user()], USER) and probe.shows([system(), user()], USER)
     probe.head = [system()] if needs_system else probe.head
+    if probe.render([user(), assistant()]) is None:
+        keys = (field for field in REASONING_FIELDS if field not in ("content_part", "thinking_part"))
+        probe.needed_field = next((f for f in keys if probe.shows([user(), {**assistant(), f: ""}], CONTENT)), None)
     alternation = not probe.shows([user(), assistant(), user(USER_TWO), user("THIRDWORDQ")], USER_TWO, "THIRDWORDQ")
     tools = _tools_variable(probe)
     probe.tools_variable = tools or "tools"
@@ -226,6 +234,7 @@ def capabilities(probe: Probe) -> Capabilities:
         tools_role=tools_role,
         tool_role=calls.tool_role or _tool_role(probe, assistant()),
         reasoning_field=field,
+        needs_reasoning=probe.needed_field is not None,
         thought_beside_text=thought_beside_text,
         needs_system=needs_system,
         needs_user=system_role

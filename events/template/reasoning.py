@@ -15,7 +15,7 @@ import msgspec
 from events.formats.output_format import Reasoning
 from events.template import probe as words
 from events.template.difference import THOUGHT_WORD, after, is_marker, segments
-from events.template.environment import Message, variables
+from events.template.environment import Message, possible_values, variables
 from events.template.probe import Probe
 from events.template.turn_frame import TurnFrame
 
@@ -29,55 +29,67 @@ _WORD_NAME = re.compile(r"effort|level|strength|mode", re.IGNORECASE)
 _BUDGET_NAME = re.compile(r"budget|tokens", re.IGNORECASE)
 _INVERSE_NAME = re.compile(r"^(skip|disable|no|hide|omit|without|suppress)_?(?=think|thought|reason)", re.IGNORECASE)
 _OFF_WORDS = ("/no_think", "/nothink")
+_LEVEL = re.compile(r"[a-z_]{2,16}")
 _STRING = re.compile(r"'((?:[^'\\\n]|\\.){1,80})'|\"((?:[^\"\\\n]|\\.){1,80})\"")
 _OPPOSITES = (("START", "END"), ("start", "end"), ("BEGIN", "END"), ("begin", "end"), ("prefix", "suffix"))
 MODES_ON = ("enabled", "on", "think", "thinking", "auto", "adaptive")
-MODES_OFF = ("disabled", "off", "no_think", "chat")
+MODES_OFF = ("none", "disabled", "off", "no_think", "chat")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_ON_EFFORTS = ("medium", "high", "low", "max", "minimal", "xhigh")
 
 
 class Switch(msgspec.Struct, frozen=True, kw_only=True):
     """A template variable that changes how much the model thinks.
 
-    kind: "boolean" (on and off are True and False, or the reverse if the name says so, as `skip_thinking`), "effort" or
-    "mode" (a word from `levels`), "budget" (a number of tokens, 0 is off) or "text" (no variable: `name` is put into
-    the system message to turn thinking off).
+    kind: "boolean" (on and off are True and False, or the reverse if the name says so, as `skip_thinking`), "level" (a
+    word from `levels`: an effort or a mode), "budget" (a number of tokens, 0 is off) or "text" (no variable: `name` is
+    put into the system message to turn thinking off).
     default: the value or state without a setting, None if unknown. effect: "prompt" if it changes the generation
     prompt, "system" if it changes only the text before the conversation.
     """
 
     name: str
-    kind: Literal["boolean", "effort", "mode", "budget", "text"]
+    kind: Literal["boolean", "level", "budget", "text"]
     default: bool | str | None = None
     levels: tuple[str, ...] = ()
     effect: Literal["prompt", "system"] = "prompt"
 
 
 class ReasoningAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """mode: as in the auto-parser's table. start, end: as rendered, with their line breaks. repeats_header: the text
-    after the reasoning is a message of its own."""
+    """mode: as in the auto-parser's table. start, end: as rendered, with their line breaks. others: further pairs of
+    markers, which the prompt opens for other levels of effort (K2 Horizon). repeats_header: the text after the
+    reasoning is a message of its own."""
 
     mode: Mode = "none"
     start: str = ""
     end: str = ""
     source: str = ""
+    others: tuple[tuple[str, str], ...] = ()
     repeats_header: bool = False
 
     def description(self) -> Reasoning | None:
         """Return the corresponding part of an output format, or None without reasoning."""
         if self.mode == "none" or not self.end.strip():
             return None
-        start = (self.start,) if self.start.strip() else ()
-        return Reasoning(start=start, end=(self.end,), initial="reasoning" if not start else "content")
+        starts, ends = zip((self.start, self.end), *self.others, strict=True)
+        if not self.start.strip():
+            return Reasoning(start=(), end=ends, initial="reasoning")
+        return Reasoning(start=starts, end=ends)
 
 
 def find_switches(probe: Probe) -> tuple[Switch, ...]:
     """Find variables whose names suggest reasoning and that change the rendering (R2)."""
-    candidates = [
-        _switch(probe, name) for name in sorted(variables(probe.template.source)) if _SWITCH_NAME.search(name)
+    names = [
+        name
+        for name in sorted(variables(probe.template.source))
+        if _SWITCH_NAME.search(name) and not _HISTORY_NAME.search(name)
     ]
-    switches = [switch for switch in candidates if switch is not None]
-    if any(switch.kind in ("boolean", "mode") for switch in switches):
+    found = {name: switch for name in names if (switch := _two_state_switch(probe, name))}
+    # Levels are tried with thinking on, since some templates (DeepSeek V4) write them only then.
+    on = settings(tuple(found.values()), True)
+    levels = {name: switch for name in names if name not in found and (switch := _level_switch(probe, name, on))}
+    switches = [switch for name in names if (switch := found.get(name) or levels.get(name))]
+    if any(switch.kind == "boolean" or set(switch.levels) & {*MODES_ON, *MODES_OFF} for switch in switches):
         return tuple(switches)
     # Words that turn thinking off in the system message (Nemotron Nano 2: `/no_think`).
     plain = probe.render([words.system(), words.user()], prompt=True)
@@ -91,35 +103,41 @@ def find_switches(probe: Probe) -> tuple[Switch, ...]:
     return tuple(switches)
 
 
-def _switch(probe: Probe, name: str) -> Switch | None:
-    if _HISTORY_NAME.search(name):
-        return None
-    default = probe.render([words.user()], prompt=True)
+def _two_state_switch(probe: Probe, name: str) -> Switch | None:
     if _BUDGET_NAME.search(name):
-        return _two_states(probe, name, "budget", default, on=4096, off=0)
-    if not _WORD_NAME.search(name) and (switch := _two_states(probe, name, "boolean", default, on=True, off=False)):
-        return switch
-    # A variable with words as values: levels of effort, or modes of which one means off.
-    choices = (*EFFORTS, *MODES_ON, *MODES_OFF) if "mode" in name else EFFORTS
-    values: dict[str, dict[str, Any]] = {word: {name: word} for word in choices}
-    rendered = {word: probe.render([words.user()], prompt=True, **value) for word, value in values.items()}
-    usable = {word: text for word, text in rendered.items() if text is not None}
+        return _two_states(probe, name, "budget", on=4096, off=0)
+    return None if _WORD_NAME.search(name) else _two_states(probe, name, "boolean", on=True, off=False)
+
+
+def _level_switch(probe: Probe, name: str, on: dict[str, Any]) -> Switch | None:
+    """Return the switch of a variable whose values are words: levels of effort, or modes.
+
+    The words are the usual efforts and those with which the template compares the variable. If it renders unknown words
+    alike, only the words that make a difference are levels, and those that it names itself.
+    """
+    named = [word for word in possible_values(probe.template.source, name) if _LEVEL.fullmatch(word)]
+    choices = (*EFFORTS, *MODES_ON, *MODES_OFF[1:]) if "mode" in name else EFFORTS
+
+    def rendered(value: str) -> str | None:
+        return probe.render([words.user()], prompt=True, **{**on, name: value})
+
+    usable = {word: text for word in dict.fromkeys([*choices, *named]) if (text := rendered(word)) is not None}
     if len(set(usable.values())) < 2:
         return None
-    stranger: dict[str, Any] = {name: "no such word"}
-    unknown = probe.render([words.user()], prompt=True, **stranger)
+    unknown = rendered("no such word")
     echoed = unknown is not None and "no such word" in unknown  # the template prints any value
-    if not echoed and len(telling := {word: text for word, text in usable.items() if text != unknown}) > 1:
+    telling = {word: text for word, text in usable.items() if text != unknown or word in named}
+    if not echoed and len(telling) > 1:
         usable = telling
-    kind: Literal["mode", "effort"] = "mode" if any(word in MODES_ON + MODES_OFF for word in usable) else "effort"
+    default = probe.render([words.user()], prompt=True, **on)
+    states = [word for word, text in usable.items() if text == default]
+    state = next((word for word in states if word not in MODES_OFF), states[0] if states else None)
     texts = list(usable.values())
-    state = next((word for word, text in usable.items() if text == default), None)
-    return Switch(name=name, kind=kind, default=state, levels=tuple(usable), effect=_effect(texts[0], texts[-1]))
+    return Switch(name=name, kind="level", default=state, levels=tuple(usable), effect=_effect(texts[0], texts[-1]))
 
 
-def _two_states(
-    probe: Probe, name: str, kind: Literal["boolean", "budget"], default: str | None, *, on: Any, off: Any
-) -> Switch | None:
+def _two_states(probe: Probe, name: str, kind: Literal["boolean", "budget"], *, on: Any, off: Any) -> Switch | None:
+    default = probe.render([words.user()], prompt=True)
     turned_on, turned_off = (probe.render([words.user()], prompt=True, **{name: value}) for value in (on, off))
     if turned_on is None or turned_off is None or turned_on == turned_off:
         return None
@@ -148,13 +166,26 @@ def switch_value(switch: Switch, on: bool) -> bool | str | int | None:
         return on != bool(_INVERSE_NAME.match(switch.name))
     if switch.kind == "budget":
         return None if on else 0
-    if switch.kind == "mode":
-        if on and switch.default in MODES_ON:
-            return None
-        return next((word for word in (MODES_ON if on else MODES_OFF) if word in switch.levels), None)
     if switch.kind == "text":
         return None if on else switch.name
-    return "none" if not on and "none" in switch.levels else None
+    off_words = [word for word in switch.levels if word in MODES_OFF]
+    if not on:
+        return off_words[0] if off_words else None
+    if not off_words or switch.default not in (None, *MODES_OFF):
+        return None
+    return next((word for word in (*MODES_ON, *_ON_EFFORTS) if word in switch.levels), None)
+
+
+def nearest_level(switch: Switch, effort: str) -> str | None:
+    """Return the level for an effort: the least that is not below it, or else the highest. None leaves the variable
+    unset, which counts as a medium effort if no level renders like it, and if the levels are no efforts."""
+    known = [word for word in EFFORTS[1:] if word in switch.levels]
+    if not known or effort not in EFFORTS:
+        return None
+    wanted = EFFORTS.index(effort)
+    level = next((word for word in known if EFFORTS.index(word) >= wanted), known[-1])
+    unset = switch.default is None and level != effort and wanted <= EFFORTS.index("medium") < EFFORTS.index(level)
+    return None if unset else level
 
 
 def analyse_reasoning(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...]) -> ReasoningAnalysis:
@@ -174,6 +205,7 @@ def analyse_reasoning(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...
         start = marks[0] if marks else opening_of(end.strip()) or ""
     if not start.strip():
         return msgspec.structs.replace(analysis, mode="delimiter", start="")
+    analysis = msgspec.structs.replace(analysis, others=_other_blocks(probe, switches, start, end))
     closed_prompt = prompts.get("off", "")
     closes = start.strip() in closed_prompt and end.strip() in closed_prompt
     if analysis.mode == "tag_based" and closes and prompts.get("on", "").rstrip().endswith(start.strip()):
@@ -181,6 +213,20 @@ def analyse_reasoning(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...
     if analysis.mode == "tag_based" and prompts.get("default", "").rstrip().endswith(start.strip()):
         return msgspec.structs.replace(analysis, mode="forced_open", start=start)
     return msgspec.structs.replace(analysis, start=start)
+
+
+def _other_blocks(probe: Probe, switches: tuple[Switch, ...], start: str, end: str) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of markers, other than (start, end), whose first the prompt writes for a level of effort."""
+    on, name = settings(switches, True), start.strip()[1:-1]
+    blocks: dict[str, str] = {}
+    for switch in switches:
+        for level in switch.levels if switch.effect == "prompt" else ():
+            text = probe.render([words.user()], prompt=True, **{**on, switch.name: level}) or ""
+            marks = [part for part in segments(after(text, words.USER)) if is_marker(part) and not opening_of(part)]
+            if marks and THOUGHT_WORD.search(marks[-1]) and marks[-1] != start.strip():
+                same_form = end.strip().replace(name, marks[-1][1:-1]) if name in end else ""
+                blocks[marks[-1]] = same_form or closing_of(marks[-1], probe.template.source)
+    return tuple((mark, closing) for mark, closing in blocks.items() if closing)
 
 
 def prompts_of(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...]) -> dict[str, str]:

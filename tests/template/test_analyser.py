@@ -53,6 +53,8 @@ REASONING: dict[str, tuple[str, tuple[str, str]]] = {
     "step_invoke": ("forced_open", THINK),
     "spaced_calls": ("tag_based", THINK),
     "switch_in_system": ("forced_closed", THINK),
+    "thought_required": ("forced_open", ("<think|deep>", "</think|deep>")),
+    "unthinking": ("forced_closed", THINK),
 }
 
 # template → (mode, the description's settings as a mapping, white space aside)
@@ -369,6 +371,7 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 FAMILIES = {
     "addressed": "muse",
+    "explained_tags": "glm45",
     "prompted_head": "hermes",
     "quoted_objects": "gemma4",
     "spaced_header": "hermes",
@@ -544,7 +547,7 @@ def test_wrapped_content() -> None:
 
 
 SWITCHES: dict[str, tuple[str, str, Any]] = {
-    "announced_tags": ("thinking_mode", "mode", None),
+    "announced_tags": ("thinking_mode", "level", None),
     "between_messages": ("reasoning", "boolean", False),
     "dsml_blob": ("thinking", "boolean", False),
     "switch_in_system": ("/no_think", "text", True),
@@ -555,14 +558,16 @@ SWITCHES: dict[str, tuple[str, str, Any]] = {
     "exaone_bars": ("enable_thinking", "boolean", False),
     "glm_tight": ("enable_thinking", "boolean", True),
     "granite_explained": ("thinking", "boolean", False),
-    "harmony": ("reasoning_effort", "effort", "medium"),
+    "harmony": ("reasoning_effort", "level", "medium"),
     "hermes_think": ("enable_thinking", "boolean", True),
-    "hunyuan_tags": ("reasoning_effort", "effort", "minimal"),
-    "modes": ("mode_of_thought", "mode", "adaptive"),
+    "hunyuan_tags": ("reasoning_effort", "level", "minimal"),
+    "modes": ("mode_of_thought", "level", "adaptive"),
     "name_as_key": ("enable_thinking", "boolean", False),
     "nemotron_word": ("/no_think", "text", True),
     "open_sep_close": ("thinking", "boolean", True),
     "seed_budget": ("thinking_budget", "budget", True),
+    "thought_required": ("reasoning_effort", "level", "high"),
+    "unthinking": ("reasoning_effort", "level", "no_think"),
 }
 
 

@@ -10,7 +10,7 @@ from events.formats.output_format import OutputFormat
 from events.options import GenerationOptions
 from events.template.analyser import TemplateAnalysis
 from events.template.environment import variables
-from events.template.reasoning import Switch, switch_value
+from events.template.reasoning import MODES_OFF, Switch, nearest_level, switch_value
 from events.template.writer import write
 
 # Variables of published templates that only choose between texts of the template, or add plain data.
@@ -39,7 +39,6 @@ _OURS = frozenset({"messages", "tools", "add_generation_prompt", "chat_template"
 _MAX_NUMBER = 10_000_000
 EFFORT_BUDGETS = {"minimal": 512, "low": 2048, "medium": 8192}
 """Reasoning tokens for an effort that the chat template has no level for; higher efforts are not limited."""
-_ON_LEVELS = ("medium", "high", "low", "max", "minimal", "xhigh")
 
 
 def template_variables(
@@ -63,6 +62,9 @@ def template_variables(
     if not analysis.switches and not nothing_to_turn_off:
         warnings.append("the chat template has no switch for thinking; the setting has no effect")
     for switch in analysis.switches:
+        given = template_variables.get(switch.name)
+        if thinking and effort is None and given in switch.levels and given not in MODES_OFF:
+            continue  # the request's own level, which is one of thinking
         setting = _value(switch, thinking, effort)
         if setting is not None and switch.kind != "text":
             template_variables[switch.name] = setting
@@ -84,13 +86,13 @@ def _value(switch: Switch, thinking: bool | None, effort: str | None) -> bool | 
     """Return the value for a switch, or None to leave it unset. If both options are set, `thinking` decides between on
     and off."""
     enabled = thinking if thinking is not None else effort != "none"
-    if switch.kind != "effort":
+    if switch.kind != "level":
         return switch_value(switch, enabled)
     if not enabled:
-        return "none" if "none" in switch.levels else next((e for e in ("minimal", "low") if e in switch.levels), None)
-    if effort and effort != "none":
-        return effort if effort in switch.levels else None
-    return next((level for level in _ON_LEVELS if level in switch.levels), None) if switch.default == "none" else None
+        lowest = next((word for word in ("minimal", "low") if word in switch.levels), None)
+        return switch_value(switch, False) or lowest
+    level = nearest_level(switch, effort) if effort and effort != "none" else None
+    return level or switch_value(switch, True)
 
 
 def _is_plain(value: object, depth: int = 0) -> bool:
@@ -133,7 +135,7 @@ def thinking_budget(
     stated = "thinking_token_budget" in options.stated
     effort = options.reasoning_effort
     if budget is None and effort is not None and analysis is not None and options.thinking is not False:
-        has_level = any(switch.kind == "effort" and effort in switch.levels for switch in analysis.switches)
+        has_level = any(switch.kind == "level" and effort in switch.levels for switch in analysis.switches)
         budget = None if has_level else EFFORT_BUDGETS.get(effort)
     if budget is None or (not stated and "thinking_token_budget" not in info.sampling):
         warnings = (
@@ -171,9 +173,11 @@ def thought_of(output_format: OutputFormat, opened: str) -> Thought | None:
         return Thought(opened=open_marker(opened, starts, channels.end), start=starts, end=channels.end, close=close)
     reasoning_format = output_format.reasoning
     assert reasoning_format is not None
+    starts = tuple(mark.strip() for mark in reasoning_format.start)
+    ends = tuple(mark.strip() for mark in reasoning_format.end)
+    pair = next((index for index, mark in enumerate(starts) if mark and opened.rstrip().endswith(mark)), 0)
+    if pair < len(ends):  # the prompt may open another block than the canonical one (K2 Horizon)
+        close = close.replace(ends[0], ends[pair])
     return Thought(
-        opened=written_stage(output_format, opened) == "REASONING_STAGE",
-        start=tuple(mark.strip() for mark in reasoning_format.start),
-        end=tuple(mark.strip() for mark in reasoning_format.end),
-        close=close,
+        opened=written_stage(output_format, opened) == "REASONING_STAGE", start=starts, end=ends, close=close
     )

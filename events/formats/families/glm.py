@@ -3,7 +3,7 @@ up to 4.6."""
 
 from __future__ import annotations
 
-from events.formats.family import Family
+from events.formats.family import Family, explained
 from events.formats.output_format import OutputFormat
 from events.formats.samples import Sample, argument_tag_samples
 from events.formats.shapes import THINK_OR_CALL, named_in_tag
@@ -26,5 +26,6 @@ FAMILY = Family(
         GLM47,
     ),
     reasoning={"glm45": THINK_OR_CALL, "glm47": THINK_OR_CALL},
+    signs=(explained(GLM45, "<tool_call>", "<arg_key>", "<arg_value>"),),
     samples=SAMPLES,
 )

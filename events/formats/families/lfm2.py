@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.formats.family import Family, Sign, calls
+from events.formats.family import Family, explained
 from events.formats.output_format import Content, OutputFormat, Tools
 from events.formats.samples import BREST, Sample, python_samples
 from events.formats.shapes import PYTHON_ARGUMENTS, THINK
@@ -32,14 +32,6 @@ SAMPLES = {
 
 FAMILY = Family(
     formats=(LFM2,),
-    signs=(
-        Sign(
-            name="lfm2",
-            what="a list of tools is declared, no call is ever rendered",
-            test=lambda evidence: not evidence.calls_rendered and "List of tools: " in evidence.system,
-            apply=calls(LFM2),
-            used_for="its calls",
-        ),
-    ),
+    signs=(explained(LFM2, "List of tools: "),),
     samples=SAMPLES,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.formats.family import Family, Sign, calls
+from events.formats.family import Family, explained
 from events.formats.output_format import OutputFormat
 from events.formats.samples import BREST, Sample
 from events.formats.shapes import listed_json
@@ -22,16 +22,6 @@ SAMPLES = {
 
 FAMILY = Family(
     formats=(PHI4,),
-    signs=(
-        Sign(
-            name="phi4_mini_json",
-            what="tools are declared between <|tool|> and <|/tool|>",
-            test=lambda evidence: (
-                not evidence.calls_rendered and "<|tool|>" in evidence.system and "<|/tool|>" in evidence.system
-            ),
-            apply=calls(PHI4),
-            used_for="its calls",
-        ),
-    ),
+    signs=(explained(PHI4, "<|tool|>", "<|/tool|>"),),
     samples=SAMPLES,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.formats.family import Family, own_markers
+from events.formats.family import Family, explained, own_markers
 from events.formats.output_format import OutputFormat
 from events.formats.samples import BREST, Sample, function_tag_samples, json_samples
 from events.formats.shapes import THINK, THINK_OR_CALL, function_tag, tagged_json
@@ -89,6 +89,7 @@ FAMILY = Family(
     signs=(
         own_markers(QWEN3_CODER),
         own_markers(HERMES),
+        explained(QWEN3_CODER, "<tool_call>", "<function=", "<parameter="),
     ),
     samples=SAMPLES,
 )

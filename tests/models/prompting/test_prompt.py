@@ -26,11 +26,12 @@ from agent_server.models.prompting.quick_builds import (
     MOST_MESSAGES,
     QuickBuilds,
 )
+from agent_server.models.prompting.thinking import thought_of
 from agent_server.settings import PromptSettings
 from agent_server.user import User, current_user
 from events.options import GenerationOptions, SamplingParams, ToolChoice
 from events.parsing.machine import Parser
-from events.parsing.pieces import ArgumentText, CallStart
+from events.parsing.pieces import ArgumentText, CallStart, ContentText, ReasoningText
 from events.parsing.policy import Policy
 from events.template.environment import ChatTemplate
 from tests.models.prompting.tokenizers_for_tests import byte_level
@@ -232,6 +233,20 @@ async def test_a_stop_that_comes_with_the_prompt_is_not_lost(monkeypatch: pytest
         ("hunyuan_tags", {"thinking": False}, "<think></think>"),
         ("command_action", {"thinking": False}, "<|START_THINKING|><|END_THINKING|>"),
         ("glm_tight", {"template_kwargs": {"enable_thinking": False}}, "<|assistant|></think>"),
+        ("unthinking", {}, "assistant\n<think></think>"),
+        ("unthinking", {"thinking": True}, "assistant\n<think>"),
+        ("unthinking", {"thinking": False}, "assistant\n<think></think>"),
+        ("unthinking", {"reasoning_effort": "none"}, "assistant\n<think></think>"),
+        ("unthinking", {"reasoning_effort": "medium"}, "assistant\n<think>"),
+        ("thought_required", {"reasoning_effort": "medium"}, "assistant\n<think|quick>\n"),
+        ("thought_required", {"reasoning_effort": "minimal"}, "assistant\n<think|hasty>\n"),
+        ("thought_required", {"reasoning_effort": "max"}, "assistant\n<think|deep>\n"),
+        ("thought_required", {"thinking": False}, "assistant\n<think|hasty>\n"),
+        (
+            "thought_required",
+            {"thinking": True, "template_kwargs": {"reasoning_effort": "low"}},
+            "assistant\n<think|hasty>\n",
+        ),
     ],
 )
 def test_thinking_by_whatever_switch(template: str, options: dict[str, Any], ending: str) -> None:
@@ -287,6 +302,61 @@ def test_effort() -> None:
     assert "Reasoning: high" in made.build(HELLO, GenerationOptions(reasoning_effort="high")).text
     assert "Reasoning: medium" in made.build(HELLO, GenerationOptions()).text
     assert "Reasoning: none" in made.build(HELLO, GenerationOptions(thinking=False)).text
+
+
+EFFORTS_BESIDE_A_SWITCH = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}
+{%- if thinking and reasoning_effort in ['high', 'max'] %}[effort: {{ reasoning_effort }}]{% endif %}
+{%- if add_generation_prompt %}<|assistant|>{{ '<think>' if thinking else '</think>' }}{% endif %}"""
+"""A template without thinking by default, whose efforts count only with it."""
+
+
+@pytest.mark.parametrize(
+    ("effort", "ending"),
+    [
+        ("low", "hello<|assistant|><think>"),
+        ("medium", "hello<|assistant|><think>"),
+        ("high", "hello[effort: high]<|assistant|><think>"),
+        ("xhigh", "hello[effort: max]<|assistant|><think>"),
+        ("none", "hello<|assistant|></think>"),
+    ],
+)
+def test_an_effort_that_counts_only_with_thinking(effort: str, ending: str) -> None:
+    """An effort below all levels leaves the variable unset, which is the usual thinking."""
+    prompt = builder(EFFORTS_BESIDE_A_SWITCH).build(HELLO, GenerationOptions(reasoning_effort=effort))
+    assert prompt.text.endswith(ending)
+
+
+def test_an_answer_without_reasoning_where_the_template_requires_it() -> None:
+    call = ToolCall(id="c", function=FunctionCall(name="get_weather", arguments='{"city": "Brest"}'))
+    given = run_input(("user", "Hello"), tools=(WEATHER,))
+    given.messages += [
+        AssistantMessage(id="a", content="Let me look.", tool_calls=[call]),
+        ToolMessage(id="t", content="wet", tool_call_id="c"),
+        AssistantMessage(id="b", content="It rains."),
+    ]
+    prompt = builder(own("thought_required")).build(given, GenerationOptions())
+    assert "<|turn|>assistant\n<think|deep>\n</think|deep>Let me look.<our|call>get_weather" in prompt.text
+    assert "<|turn|>assistant\n<think|deep>\n</think|deep>It rains.<|done|>" in prompt.text
+
+
+@pytest.mark.parametrize(("effort", "name"), [("high", "deep"), ("medium", "quick"), ("low", "hasty")])
+def test_each_effort_opens_a_block_of_its_own(effort: str, name: str) -> None:
+    prompt = builder(own("thought_required")).build(HELLO, GenerationOptions(reasoning_effort=effort))
+    parser = Parser(prompt.output_format, Policy(), opened=prompt.opened)
+    pieces = [*parser.feed(f"Hm.</think|{name}>High."), *parser.finish()]
+    assert [(type(piece), piece.text) for piece in pieces] == [(ReasoningText, "Hm."), (ContentText, "High.")]
+    thought = thought_of(prompt.output_format, prompt.opened)
+    assert thought is not None
+    assert thought.close == f"</think|{name}>"
+
+
+def test_calls_that_the_template_only_explains() -> None:
+    prompt = builder(own("explained_tags")).build(run_input(("user", "Hello"), tools=(WEATHER,)), GenerationOptions())
+    parser = Parser(prompt.output_format, Policy(), opened=prompt.opened)
+    written = "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Brest</arg_value>\n</tool_call>"
+    pieces = [*parser.feed(written), *parser.finish()]
+    assert [piece.name for piece in pieces if isinstance(piece, CallStart)] == ["get_weather"]
+    assert "".join(piece.text for piece in pieces if isinstance(piece, ArgumentText)) == '{"city": "Brest"}'
 
 
 def test_a_setting_without_effect_is_told() -> None:

@@ -306,7 +306,7 @@ def test_the_generation_prompt_is_found_in_one_rendering(name: str):
         [
             *declared,
             {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": "Hello"},
+            {"role": "assistant", "content": "Hello", "reasoning_content": ""},
             {"role": "user", "content": "?"},
         ],
     ):
