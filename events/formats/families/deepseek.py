@@ -170,10 +170,17 @@ FAMILY = Family(
         V4,
         V41,
     ),
-    names={"deepseek_v3_0324": "deepseek_v3", "deepseek_v3_1": "deepseek_v31"},
+    names={
+        "deepseekv3": "deepseek_v3",
+        "deepseekv31": "deepseek_v31",
+        "deepseekv32": "deepseek_v32",
+        "deepseek_v3_0324": "deepseek_v3",
+        "deepseek_v3_1": "deepseek_v31",
+    },
     reasoning={
         "deepseek": _UNDECIDED,
         "deepseek-r1": OPEN_THINK,
+        "holo2": OPEN_THINK,
         "iquest_q1": OPEN_THINK,
         "deepseek-v3": THINK_OR_CALL,
         "deepseek-v3-0324": THINK_OR_CALL,

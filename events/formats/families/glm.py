@@ -25,6 +25,7 @@ FAMILY = Family(
         GLM45,
         GLM47,
     ),
+    names={"glm": "glm45"},
     reasoning={"glm45": THINK_OR_CALL, "glm47": THINK_OR_CALL},
     signs=(explained(GLM45, "<tool_call>", "<arg_key>", "<arg_value>"),),
     samples=SAMPLES,

@@ -55,7 +55,7 @@ SAMPLES = {
 FAMILY = Family(
     formats=(HARMONY,),
     names={"gpt_oss": "openai", "harmony": "openai"},
-    reasoning={"gpt-oss": REASONING, "openai": REASONING},
+    reasoning={"gpt-oss": REASONING, "openai": REASONING, "openai_gptoss": REASONING},
     signs=(
         Sign(
             name="openai",

@@ -122,7 +122,7 @@ FAMILY = Family(
         LLAMA3,
         PYTHONIC,
     ),
-    names={"llama4_json": "llama3_json", "llama4_pythonic": "pythonic"},
+    names={"llama3": "llama3_json", "llama4_json": "llama3_json", "llama4_pythonic": "pythonic"},
     signs=(
         Sign(
             name="llama3_json",

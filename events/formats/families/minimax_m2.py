@@ -34,6 +34,11 @@ FAMILY = Family(
         MINIMAX_M2,
         APPEND_THINK,
     ),
-    reasoning={"minimax": THINK_OR_CALL, "minimax_m2": THINK_OR_CALL, "minimax-append-think": THINK},
+    reasoning={
+        "minimax": THINK_OR_CALL,
+        "minimax_m2": THINK_OR_CALL,
+        "minimax-append-think": THINK,
+        "minimax_m2_append_think": THINK,
+    },
     samples=SAMPLES,
 )

@@ -78,7 +78,15 @@ FAMILY = Family(
         HERMES,
         QWEN3_CODER,
     ),
-    names={"qwen25_json": "hermes", "qwen3": "hermes", "qwen3_json": "hermes", "qwen3_xml": "qwen3_coder"},
+    names={
+        "qwen": "hermes",
+        "qwen25": "hermes",
+        "trinity": "hermes",
+        "qwen25_json": "hermes",
+        "qwen3": "hermes",
+        "qwen3_json": "hermes",
+        "qwen3_xml": "qwen3_coder",
+    },
     reasoning={
         "qwen3": THINK_OR_CALL,
         "qwen3-thinking": THINK_OR_CALL,
