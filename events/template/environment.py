@@ -40,6 +40,8 @@ _UNCHANGING = frozenset({str, LoopContext, Namespace})
 _TOOL_TEXTS = frozenset({"functions", "tools_json"})
 """Variables for the declared tools as JSON text."""
 
+_NONE_BY_DEFAULT = frozenset({"tools", "documents"})
+
 Clock = Callable[[], datetime]
 Message = dict[str, Any]
 
@@ -134,6 +136,12 @@ def _from_json(value: object) -> object:
     return json.loads(value) if isinstance(value, (str, bytes)) else value
 
 
+def _is_none(value: object) -> bool:
+    """The `none` test. transformers sets `tools` and `documents` to None where there are none; here they stay
+    undefined, since an undefined variable may also be iterated."""
+    return value is None or (isinstance(value, Undefined) and value._undefined_name in _NONE_BY_DEFAULT)
+
+
 def _escape(value: Any) -> str:
     return str(jinja2.filters.do_forceescape(value))
 
@@ -155,6 +163,7 @@ _ENVIRONMENT.filters.update(
         "e": _escape,
     }
 )
+_ENVIRONMENT.tests["none"] = _is_none
 _ENVIRONMENT.globals["raise_exception"] = _raise_exception
 _ENVIRONMENT.globals.pop("lipsum", None)  # a prompt must not contain random text
 

@@ -139,3 +139,10 @@ def test_a_rendering_leaves_nothing_to_the_cycle_collector(end: str) -> None:
 def test_variables_are_all_names_that_are_read() -> None:
     source = "{% if enable_thinking %}{% set x = 1 %}{{ x }}{% endif %}{% for m in messages %}{{ m }}{% endfor %}"
     assert {"enable_thinking", "messages"} <= variables(source)
+
+
+def test_missing_tools_are_none_and_may_be_iterated() -> None:
+    """xLAM's template asks whether they are none, that of Hermes 2 Pro iterates them."""
+    source = "{{ 'T' if tools is not none }}{{ 'U' if tools }}{% for t in tools %}x{% endfor %}{{ other is none }}"
+    assert ChatTemplate(source).render([]) == "False"
+    assert ChatTemplate(source).render([], tools=[{"a": 1}]) == "TUxFalse"
