@@ -113,6 +113,22 @@ def test_a_file_is_served_in_its_own_blocks(family, tmp_path):
             assert abs(float(wanted[token.id]) - token.logprob) < 0.15
 
 
+def test_matrices_that_are_rows_of_one_layer_keep_their_blocks(tmp_path):
+    """Gate and up of Granite's hybrid models, which are two tensors in a file."""
+    path = tmp_path / "tiny.gguf"
+    model = write_gguf(path, "granite-hybrid", Kind.Q8_0)
+    driver = loaded(path)
+    layers = driver.core.runner.model.model.layers
+    assert all(isinstance(layer.shared_mlp.input_linear, BlockLinear) for layer in layers)
+    asked = prompts(1, seed=3, longest=60)[0]
+    number = driver.submit(asked, max_tokens=1, logprobs=5)
+    driver.finish()
+    with torch.inference_mode():
+        wanted = model(torch.tensor([asked])).logits[0, -1].log_softmax(-1)
+    for token in driver.tokens(number)[0].alternatives:
+        assert abs(float(wanted[token.id]) - token.logprob) < 0.1
+
+
 def test_a_model_that_amplifies_rounding_is_tested_with_exact_products(tmp_path, monkeypatch):
     """Gemma 3 270M changes its logits by a tenth with the number of tokens that ggml multiplies at once."""
     path = tmp_path / "tiny.gguf"

@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "granite": gguf.MODEL_ARCH.GRANITE,
+    "granite-hybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
     "stablelm": gguf.MODEL_ARCH.STABLELM,
@@ -31,8 +32,10 @@ CHANGES = {"qwen3-moe": {"norm_topk_prob": True}, "lfm2": {"layer_types": ["conv
 SPLITS = {"qwen3-moe": "qwen2", "lfm2": "lfm2"}
 EXPERTS = {"experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "experts.down_proj": ("ffn_down_exps",)}
 EXPERT_BIASES = {f"{name}_bias": parts for name, parts in EXPERTS.items()}
-PERMUTED = ("llama", "mixtral", "granite")
+PERMUTED = ("llama", "mixtral", "granite", "granitemoehybrid")
 """Families whose queries and keys are interleaved."""
+UNROUNDED = ("conv", "ffn_gate_inp", "ssm_a", "ssm_d", "ssm_norm")
+"""Parts of names of tensors that stay in float32 in files of any format."""
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 """Sizes that the formats with blocks of 256 weights can have."""
 
@@ -93,6 +96,20 @@ def _write_sizes(writer, config):
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(width * rope.get("partial_rotary_factor", 1.0)))
+    if config.model_type.startswith("granite"):
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if config.model_type == "granitemoehybrid":
+        writer.add_head_count_kv([0, config.num_key_value_heads])
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+        writer.add_ssm_conv_kernel(config.mamba_d_conv)
+        writer.add_ssm_state_size(config.mamba_d_state)
+        writer.add_ssm_group_count(config.mamba_n_groups)
+        writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
+        writer.add_ssm_time_step_rank(config.mamba_n_heads)
+        return
     if config.model_type == "lfm2":
         writer.add_head_count_kv([0, config.num_key_value_heads])
         writer.add_shortconv_l_cache(config.conv_L_cache)
@@ -109,11 +126,6 @@ def _write_sizes(writer, config):
         writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
-    if config.model_type == "granite":
-        writer.add_attention_scale(config.attention_multiplier)
-        writer.add_embedding_scale(config.embedding_multiplier)
-        writer.add_residual_scale(config.residual_multiplier)
-        writer.add_logit_scale(config.logits_scaling)
     if config.model_type == "gpt_oss":
         writer.add_sliding_window(config.sliding_window)
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
@@ -150,7 +162,12 @@ def _tensors(family, config, names, name, tensor):
             for part, piece in zip(parts, np.split(values, len(parts), axis=1), strict=True):
                 yield f"blk.{block}.{part}.weight", piece.copy(), lambda found, piece=piece: np.copyto(piece, found)
             return
-    own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    if ".shared_mlp." in name:  # Granite's gate and up, of which a file without experts has each as a tensor
+        block, parts = name.split(".")[2], ("ffn_gate", "ffn_up") if ".input_linear." in name else ("ffn_down",)
+        for part, piece in zip(parts, np.split(values, len(parts)), strict=True):
+            yield f"blk.{block}.{part}.weight", piece.copy(), lambda found, piece=piece: np.copyto(piece, found)
+        return
+    own = names.get_name(name.replace(".dt_bias", ".dt_proj.bias"), try_suffixes=(".weight", ".bias"))
     own += ".weight" if name.endswith(".sinks") else ""
     to, back = lambda given: given, lambda found: found
     if config.model_type in PERMUTED and (".q_proj" in name or ".k_proj" in name):
@@ -158,7 +175,13 @@ def _tensors(family, config, names, name, tensor):
         to, back = (lambda given: _turned(given, heads, 2, -1)), (lambda found: _turned(found, heads, -1, 2))
     elif config.model_type.startswith("gemma") and "norm" in name:
         to, back = (lambda given: given + 1), (lambda found: found - 1)
-    elif ".conv.conv." in name:
+    elif name.endswith(".A_log"):
+        to, back = (lambda given: -np.exp(given)[:, None]), (lambda found: np.log(-found)[:, 0])
+    elif name.endswith(".mamba.D"):
+        to, back = (lambda given: given[:, None]), (lambda found: found[:, 0])
+    elif ".mamba.norm." in name:
+        to, back = (lambda given: given.reshape(config.mamba_n_groups, -1)), (lambda found: found.reshape(-1))
+    elif ".conv.conv." in name or name.endswith(".conv1d.weight"):
         to, back = (lambda given: given[:, 0]), (lambda found: found[:, None])
     yield own, np.ascontiguousarray(to(values)), lambda found: np.copyto(values, back(found))
 
@@ -182,7 +205,7 @@ def _turned(values, heads, first, second):
 
 def _write(writer, name, values, kind):
     """Write a tensor, a matrix in the format; what it is worth then."""
-    if kind is None or values.ndim < 2 or "conv" in name or "ffn_gate_inp" in name:
+    if kind is None or values.ndim < 2 or any(part in name for part in UNROUNDED):
         writer.add_tensor(name, values)
         return values
     if kind in (Kind.Q4_K, Kind.Q6_K):

@@ -43,6 +43,20 @@ PACKED = {
 OWN_CACHES = {
     "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}),
     "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    "granite-hybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 96,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 32,
+            "mamba_d_state": 16,
+            "mamba_n_groups": 2,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.2,
+        },
+    ),
     "qwen3-next": (
         "Qwen3NextConfig",
         {

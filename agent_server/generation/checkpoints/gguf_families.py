@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from math import isfinite
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,6 +83,57 @@ class GraniteMoeTensors(MixtralTensors):
             gguf_to_hf_name_map[f"blk.{match[1]}.ffn_gate_inp.weight"] = qual_name + hf_name
 
 
+class StateTensors(TensorProcessor):  # type: ignore[misc]
+    """Mamba 2's state spaces: the decay is a logarithm in the model, and vectors have a second dimension in a file."""
+
+    _STEP = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(?:mamba|mixer)\.dt_bias")
+    _NORM = re.compile(r"model\.layers\.(\d+)\.pre_ff_layernorm\.weight")
+
+    def perform_fallback_tensor_mapping(
+        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
+    ) -> None:
+        super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
+        if match := self._STEP.fullmatch(hf_name):
+            gguf_to_hf_name_map[f"blk.{match[1]}.ssm_dt.bias"] = qual_name + hf_name
+        elif match := self._NORM.fullmatch(hf_name):  # of Falcon-H1, whose files have it without ".weight"
+            gguf_to_hf_name_map[f"blk.{match[1]}.ffn_norm"] = qual_name + hf_name
+
+    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
+        if name.endswith(".ssm_conv1d.weight"):
+            weights = weights[:, None]
+        elif name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
+            weights = weights.reshape(-1)
+        return super().process(np.log(-weights) if name.endswith(".ssm_a") else weights, name, **kwargs)
+
+
+class GraniteHybridTensors(StateTensors, GraniteMoeTensors):
+    """Granite's state spaces and experts, and its MLP for every token, whose gate and up are one matrix."""
+
+    _MLP = re.compile(r"model\.layers\.(\d+)\.shared_mlp\.input_linear\.weight")
+    _PART = re.compile(r"blk\.\d+\.ffn_(gate|up)(_shexp)?\.weight")
+
+    def perform_fallback_tensor_mapping(
+        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
+    ) -> None:
+        super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
+        if match := self._MLP.fullmatch(hf_name):
+            kind = "_shexp" if self.config["num_local_experts"] else ""
+            for part in ("gate", "up"):
+                gguf_to_hf_name_map[f"blk.{match[1]}.ffn_{part}{kind}"] = qual_name + hf_name
+            down = hf_name.replace("input", "output")
+            gguf_to_hf_name_map[f"blk.{match[1]}.ffn_down{kind}.weight"] = qual_name + down
+
+    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
+        if match := self._PART.fullmatch(name):
+            gathered = kwargs["parsed_parameters"]["tensors"]
+            own = kwargs["tensor_key_mapping"].get(name.removesuffix(".weight"))
+            rows, columns = weights.shape
+            both = gathered.setdefault(own, torch.empty(2 * rows, columns))
+            (both[rows:] if match[1] == "up" else both[:rows]).copy_(torch.from_numpy(weights))
+            return GGUFTensor(weights, None, {})
+        return super().process(weights, name, **kwargs)
+
+
 class Gemma4Tensors(TensorProcessor):  # type: ignore[misc]
     """Gemma 4's scalars and experts, which are parameters without a name of their own in the model."""
 
@@ -96,6 +149,27 @@ class Gemma4Tensors(TensorProcessor):  # type: ignore[misc]
     def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
         plain = name.removesuffix(".weight")
         return GGUFTensor(weights, plain if plain in kwargs["tensor_key_mapping"] else name, {})
+
+
+class Gemma3nTensors(Gemma4Tensors):
+    """Gemma 3n's scalars, and its projections between the streams, which a file has in one tensor."""
+
+    _CORRECTION = re.compile(r"model\.layers\.(\d+)\.altup\.correct_output_scale")
+
+    def perform_fallback_tensor_mapping(
+        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
+    ) -> None:
+        if match := self._CORRECTION.fullmatch(hf_name):
+            gguf_to_hf_name_map[f"blk.{match[1]}.altup_correct_scale"] = qual_name + hf_name
+
+    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
+        part = {"altup_proj.weight": "", "altup_unembd_proj.weight": "unembed_"}.get(name)
+        if part is None:
+            return super().process(weights, name, **kwargs)
+        for number, matrix in enumerate(weights):
+            own = f"model.altup_{part}projections.{number}.weight"
+            kwargs["parsed_parameters"]["tensors"][own] = torch.from_numpy(matrix)
+        return GGUFTensor(weights, None, {})
 
 
 class GptOssTensors(TensorProcessor):  # type: ignore[misc]
@@ -200,6 +274,28 @@ class NeoxTensors(TensorProcessor):  # type: ignore[misc]
             split = weights.reshape(3, heads, -1, *weights.shape[1:])
             weights = split.swapaxes(0, 1).reshape(weights.shape)
         return GGUFTensor(weights, name, {})
+
+
+class NemotronTensors(StateTensors, DeepseekTensors):
+    """Nemotron-H's state spaces and experts, which have no gate."""
+
+    _OWN = re.compile(
+        r"model\.layers\.(\d+)\.mixer\.(experts\.up_proj|experts\.down_proj|gate\.e_score_correction_bias)"
+    )
+    _NAMES = {"experts.up_proj": "ffn_up_exps", "experts.down_proj": "ffn_down_exps"}
+
+    def perform_fallback_tensor_mapping(
+        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
+    ) -> None:
+        super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
+        if match := self._OWN.fullmatch(hf_name):
+            part = self._NAMES.get(match[2], "exp_probs_b.bias")
+            gguf_to_hf_name_map[f"blk.{match[1]}.{part}"] = qual_name + hf_name
+
+    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
+        if "_exps." in name:
+            return GGUFTensor(weights, name.removesuffix(".weight"), {})
+        return super().process(weights, name, **kwargs)
 
 
 def _sliding_layers(file: GgufFile) -> dict[str, object]:
@@ -307,6 +403,101 @@ def _gemma4(file: GgufFile) -> dict[str, object]:
     return values
 
 
+def _gemma3n(file: GgufFile) -> dict[str, object]:
+    scales = file.setting("activation_sparsity_scale")
+    if not isinstance(scales, list):
+        raise KeyError(f"{file.architecture}.activation_sparsity_scale")
+    return {
+        **_sliding_layers(file),
+        # The scale is the number of standard deviations below which a share of the activations is zero.
+        "activation_sparsity_pattern": [NormalDist().cdf(scale) if isfinite(scale) else 0.0 for scale in scales],
+        "laurel_rank": file.tensors["blk.0.laurel_l.weight"].shape[0],
+        "vocab_size_per_layer_input": file.tensors["per_layer_token_embd.weight"].shape[0],
+    }
+
+
+def _nemotron_h(file: GgufFile) -> dict[str, object]:
+    heads, widths = file.setting("attention.head_count_kv"), file.setting("feed_forward_length")
+    if not isinstance(heads, list) or not isinstance(widths, list):
+        raise KeyError(f"{file.architecture}.attention.head_count_kv and feed_forward_length of each layer")
+    wide = "moe" if file.architecture.endswith("_moe") else "mlp"
+    states = _state_spaces(file)
+    return {
+        "layers_block_type": [
+            "full_attention" if own_heads else wide if width else "linear_attention"
+            for own_heads, width in zip(heads, widths, strict=True)
+        ],
+        "num_key_value_heads": max(heads),
+        "intermediate_size": max(widths),
+        "mamba_num_heads": states["mamba_n_heads"],
+        "mamba_head_dim": states["mamba_d_head"],
+        "n_groups": states["mamba_n_groups"],
+        "ssm_state_size": states["mamba_d_state"],
+        "conv_kernel": states["mamba_d_conv"],
+        "moe_latent_size": file.setting("moe_latent_size"),
+        "num_nextn_predict_layers": 0,
+        **_routing(file),
+    }
+
+
+def _minicpm(file: GgufFile) -> dict[str, object]:
+    width, heads = file.setting("embedding_length"), file.setting("attention.head_count")
+    return {**_biased(file), "attention_multiplier": (int(str(width)) / int(str(heads))) ** -0.5}
+
+
+def _state_spaces(file: GgufFile) -> dict[str, object]:
+    """The sizes of Mamba 2's state spaces. `ssm.time_step_rank` is the number of their heads."""
+    inner, heads = file.setting("ssm.inner_size"), file.setting("ssm.time_step_rank")
+    if not isinstance(inner, int) or not isinstance(heads, int):
+        raise KeyError(f"{file.architecture}.ssm.inner_size and ssm.time_step_rank")
+    return {
+        "mamba_d_conv": file.setting("ssm.conv_kernel"),
+        "mamba_d_state": file.setting("ssm.state_size"),
+        "mamba_n_groups": file.setting("ssm.group_count"),
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_proj_bias": "blk.0.ssm_in.bias" in file.tensors,
+    }
+
+
+def _mamba2(file: GgufFile) -> dict[str, object]:
+    states, width = _state_spaces(file), file.setting("embedding_length")
+    return {
+        "num_heads": states["mamba_n_heads"],
+        "head_dim": states["mamba_d_head"],
+        "n_groups": states["mamba_n_groups"],
+        "state_size": states["mamba_d_state"],
+        "conv_kernel": states["mamba_d_conv"],
+        "expand": int(str(file.setting("ssm.inner_size"))) // int(str(width)),
+        "layer_norm_epsilon": file.setting("attention.layer_norm_rms_epsilon"),
+        "use_bias": states["mamba_proj_bias"],
+    }
+
+
+def _granite_hybrid(file: GgufFile) -> dict[str, object]:
+    heads, states = file.setting("attention.head_count_kv"), _state_spaces(file)
+    if not isinstance(heads, list):
+        raise KeyError(f"{file.architecture}.attention.head_count_kv of each layer")
+    inner, width = file.setting("ssm.inner_size"), file.setting("embedding_length")
+    return {
+        **states,
+        "mamba_expand": int(str(inner)) // int(str(width)),
+        "num_key_value_heads": max(heads),
+        "layer_types": ["full_attention" if each else "linear_attention" for each in heads],
+        "num_local_experts": file.setting("expert_count") or 0,
+        "position_embedding_type": "rope" if file.setting("rope.scaling.finetuned") else None,
+    }
+
+
+def _falcon_h1(file: GgufFile) -> dict[str, object]:
+    """The multipliers of a configuration are in the weights of a file. llama.cpp applies the gate before the norm."""
+    return {
+        **_state_spaces(file),
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in file.tensors,
+        "mamba_norm_before_gate": False,
+    }
+
+
 def _glm4_moe(file: GgufFile) -> dict[str, object]:
     return {**_biased(file), **_routing(file), **_query_norm(file)}
 
@@ -363,6 +554,18 @@ _GEMMA4 = {
     "expert_used_count": "top_k_experts",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+_GEMMA3N = {
+    "altup.active_idx": "altup_active_idx",
+    "altup.num_inputs": "altup_num_inputs",
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+}
+_NEMOTRON_H = {
+    **_ROUTED,
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+    "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+}
 _QWEN3_MOE = {"expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"}
 _FALCON = {
     "attention.head_count_kv": "num_kv_heads",
@@ -374,6 +577,22 @@ FAMILIES = {
     "gemma": Family("gemma", tensors=Gemma2TensorProcessor),
     "granite": Family("granite", _GRANITE, _biased, LlamaTensorProcessor),
     "granitemoe": Family("granitemoe", {**_GRANITE, "expert_count": "num_local_experts"}, tensors=GraniteMoeTensors),
+    "granitehybrid": Family(
+        "granitemoehybrid",
+        {**_GRANITE, "expert_shared_feed_forward_length": "shared_intermediate_size"},
+        _granite_hybrid,
+        GraniteHybridTensors,
+    ),
+    "gemma3n": Family("gemma3n_text", _GEMMA3N, _gemma3n, Gemma3nTensors),
+    "mamba2": Family("mamba2", more=_mamba2, tensors=StateTensors),
+    "nemotron_h": Family("nemotron_h", _NEMOTRON_H, _nemotron_h, StateTensors),
+    "nemotron_h_moe": Family("nemotron_h", _NEMOTRON_H, _nemotron_h, NemotronTensors),
+    "dots1": Family("dots1", _ROUTED, _routing, DeepseekTensors),
+    "falcon-h1": Family("falcon_h1", {"ssm.inner_size": "mamba_d_ssm"}, _falcon_h1, StateTensors),
+    # Models with code of their own, which compute what Llama or Granite computes.
+    "exaone": Family("llama"),
+    "internlm2": Family("llama", tensors=LlamaTensorProcessor),
+    "minicpm": Family("granite", _GRANITE, _minicpm, LlamaTensorProcessor),
     "command-r": Family("cohere", _COHERE, _query_norm),
     "cohere2": Family("cohere2", _COHERE, _sliding_layers),
     "glm4": Family("glm4", more=_biased),
@@ -436,7 +655,7 @@ def family_configuration(family: Family, file: GgufFile) -> PreTrainedConfig:
         if (value := file.setting(key)) is not None and (key in family.values or name in known):
             values[name] = value
     for key in ("block_count", "embedding_length", "attention.head_count"):
-        if VALUES[key] not in values:
+        if file.setting(key) is None:
             raise KeyError(f"{file.architecture}.{key}")
     further = file.setting("nextn_predict_layers")
     if isinstance(further, int):  # layers that predict tokens after the next one, which transformers does not compute

@@ -133,12 +133,15 @@ class _Loader:
         for own in map(self.processor.preprocess_name, model.state_dict()):
             path, _, suffix = own.rpartition(".") if own.endswith((".weight", ".bias")) else (own, "", "")
             within = path.split(".")
-            candidates = (table.get_name(".".join(within[start:])) for start in range(len(within)))
-            if name := next(filter(None, candidates), None):
+            # The model's part that checkpoints of Nemotron-H call "backbone" is "model" in transformers.
+            candidates = [path, ".".join(["backbone", *within[1:]])]
+            candidates += [".".join(within[start:]) for start in range(1, len(within))]
+            if name := next(filter(None, map(table.get_name, candidates)), None):
                 names.setdefault(f"{name}.{suffix}" if suffix else name, own)
             else:
                 self.processor.perform_fallback_tensor_mapping(names, f".{suffix}" if suffix else "", "", own)
         self.names = names
+        self.stacks = self._stacks()
         self.embedding, self.head = model.get_input_embeddings(), model.get_output_embeddings()
         self.tied = self.head is not None and model.config.get_text_config().tie_word_embeddings
         self.parents: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
@@ -153,6 +156,25 @@ class _Loader:
         self.experts_in_blocks = experts_in_blocks(file)
         self.experts: dict[str, dict[str, ExpertMatrices]] = {}
         """The matrices of each layer of experts, by the layer's name."""
+
+    def _stacks(self) -> dict[str, list[str]]:
+        """Return the tensors whose rows are one linear layer's (Granite's gate and up), by the name of each of them."""
+        groups: dict[str, list[str]] = {}
+        for name, own in self.names.items():
+            if own.endswith(".weight") and f"{name}.weight" in self.file.tensors:
+                groups.setdefault(own, []).append(f"{name}.weight")
+        stacks: dict[str, list[str]] = {}
+        for own, group in groups.items():
+            places = [self.file.tensors[name] for name in group]
+            module = self.model.get_submodule(own.removesuffix(".weight"))
+            shape = (sum(place.shape[0] for place in places), *places[0].shape[1:])
+            if (
+                len({place.kind for place in places}) == 1
+                and type(module) is nn.Linear
+                and module.weight.shape == shape
+            ):
+                stacks |= dict.fromkeys(group, group)
+        return stacks
 
     def run(self, watched: Callable[[Iterable[Any]], Iterable[Any]]) -> Loading:
         unexpected: list[str] = []
@@ -170,13 +192,13 @@ class _Loader:
             read: dict[str, Future[BlockMatrix | ExpertMatrices]] = {
                 name: pool.submit(make)
                 for name, place in self.file.tensors.items()
-                if (make := self._block_matrix(name, place, raws[name]))
+                if (make := self._block_matrix(name, place, raws))
             }
             for name, place in watched(list(self.file.tensors.items())):
                 matrix = read[name].result() if name in read else None
                 if matrix is not None:
                     self._put_blocks(name, place, matrix)
-                else:
+                elif not (name in self.stacks and self.stacks[name][0] in read):
                     result = self.processor.process(
                         weights=_unpack(raws[name], place),
                         name=name,
@@ -216,45 +238,50 @@ class _Loader:
         }  # fmt: skip
 
     def _block_matrix(
-        self, name: str, place: TensorPlace, raw: Tensor
+        self, name: str, place: TensorPlace, raws: Mapping[str, Tensor]
     ) -> Callable[[], BlockMatrix | ExpertMatrices] | None:
         """Return what makes the matrix of a tensor in the file's blocks; None if its layer does not support that."""
-        own, library = self.names.get(name, ""), ggml()
+        own, library, raw = self.names.get(name, ""), ggml(), raws[name]
         if not self.blocks or library is None:
             return None
+        if (stack := self.stacks.get(name)) is not None:
+            if place.kind not in FORMATS or name != stack[0]:
+                return None
+            rows = [raws[each].view(self.file.tensors[each].shape[0], -1) for each in stack]
+            return lambda: BlockMatrix(library, torch.cat(rows), place.kind, place.shape[1])
         if name in self.experts_in_blocks:
             path = self.names.get(name.removesuffix(".weight"), "").rpartition(".")[0]
             part = _EXPERTS.sub(r"\g<part>", name)
             if not takes_blocks(self.model.get_submodule(path), part, place.shape):
                 return None
             experts, out, columns = place.shape
-            rows = raw.view(experts * out, -1)
-            return partial(ExpertMatrices, library, rows, place.kind, columns, experts)
+            return partial(ExpertMatrices, library, raw.view(experts * out, -1), place.kind, columns, experts)
         if place.kind not in FORMATS or not own.endswith(".weight"):
             return None
         module = self.model.get_submodule(own.removesuffix(".weight"))
         order = self._order(name, place.shape[0])
         if order is None or tuple(module.weight.shape) != place.shape:
             return None
-        looked_up = module is self.embedding and isinstance(module, nn.Embedding) and order == slice(None)
+        looked_up = isinstance(module, nn.Embedding) and order == slice(None)
         if not looked_up and type(module) is not nn.Linear:
             return None
         return lambda: BlockMatrix(library, raw.view(place.shape[0], -1)[order], place.kind, place.shape[1])
 
     def _put_blocks(self, name: str, place: TensorPlace, matrix: BlockMatrix | ExpertMatrices) -> None:
         """Install a matrix in the file's blocks. A layer of experts is replaced when all of the file is read."""
-        self.block_weights[place.kind] += math.prod(place.shape)
+        stack = self.stacks.get(name, [name])
+        self.block_weights[place.kind] += sum(math.prod(self.file.tensors[each].shape) for each in stack)
         if isinstance(matrix, ExpertMatrices):
             own = self.names[name.removesuffix(".weight")]
             path, part = own.rpartition(".")[0], _EXPERTS.sub(r"\g<part>", name)
             self.experts.setdefault(path, {})[part] = matrix
             products = matrix.multiply(torch.ones(1, 1, place.shape[-1]), torch.arange(place.shape[0])[None])
         else:
-            own = self.names[name]
+            own = self.names.get(name) or self.names[name.removesuffix(".weight")]
             module = self.model.get_submodule(own.removesuffix(".weight"))
             if isinstance(module, nn.Embedding):
                 self._replace(module, BlockEmbedding(module, matrix, self.dtype))
-                if self.tied:
+                if self.tied and module is self.embedding:
                     self._replace(self.head, BlockLinear(self.head, matrix))
             else:
                 self._replace(module, BlockLinear(module, matrix))
