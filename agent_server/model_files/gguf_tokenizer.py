@@ -33,6 +33,26 @@ MARKED = (
     r"""| ?[\p{P}\p{S}]+[\r\n]*""" + ENDING
 )
 DEEPSEEK3 = (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", MARKED)
+SPARK = (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", MARKED.replace("+[\\r\\n]*" + ENDING, r"+|[\r\n]|\s+(?!\S)|\s+"), r"\p{N}")
+DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")
+DEEPSEEK_LLM = (
+    *(r"[\r\n]", r"\s?[\p{Lu}\p{Ll}\p{Lt}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+"),
+    *(r"\s+$", "[一-龥ࠀ-一가-퟿]+", r"\p{N}+"),
+)
+TINY_AYA = (r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O)
+YOUTU = (
+    r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
+    CASED.replace("{0}", CONTRACTIONS + "?") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + ENDING,
+)
+MINICPM5 = (r"\p{N}{1,3}", CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*" + ENDING)
+K2_HORIZON = (
+    CONTRACTIONS + "|[^\\r\\n\\p{L}\\p{N}]?(?:\\p{L}|\\p{M}|\u200c|\u200d)+"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + ENDING
+)
+EXAONE_MOE = (
+    CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 SEED = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")
@@ -83,6 +103,15 @@ SPLITTINGS: dict[str, Splitting] = {
     **_named(Splitting((SEED,)), "seed-coder"),
     **_named(Splitting((BLOOM,)), "bloom", "gpt3-finnish", "poro-chat"),
     **_named(Splitting((BLOOM, r"\p{N}")), "viking"),
+    **_named(Splitting(DEEPSEEK_CODER), "deepseek-coder"),
+    **_named(Splitting(DEEPSEEK_LLM), "deepseek-llm"),
+    **_named(Splitting(TINY_AYA), "tiny_aya", "cohere2moe"),
+    **_named(Splitting(YOUTU), "youtu"),
+    **_named(Splitting(SPARK), "spark2_5"),
+    **_named(Splitting(("[^\\n]+|[\\n]+", QWEN2)), "laguna"),
+    **_named(Splitting(MINICPM5, whole=True), "minicpm5"),
+    **_named(Splitting((K2_HORIZON,)), "k2-horizon"),
+    **_named(Splitting((EXAONE_MOE,)), "exaone-moe"),
     **_named(Splitting(UNNAMED), "default"),
 }
 PHI3_KEEPS_SPACES = frozenset({"<unk>", "<s>", "<|endoftext|>"})
