@@ -35,7 +35,7 @@ from typing import Literal
 
 import msgspec
 
-from agent_server.agents.plain_answers import PlainAnswer
+from agent_server.agents.plain_answers import LEAST_DECLARED, PlainAnswer, declared_probability
 from agent_server.engine_protocol.continuation import may_continue
 from agent_server.engine_protocol.protocol import (
     Constraint,
@@ -63,6 +63,8 @@ ROOM = 64
 """The least max_tokens of an answer that may become a list."""
 LEAST_CERTAINTY = 0.96
 """The least probability of the comma before a call of another tool than those that were called before."""
+ALTERNATIVES = 20
+"""The likeliest alternatives of each token in a list, by which the probability of its first name is told."""
 _OPENING = re.compile(rf"\s*(?:{'|'.join(FENCES)})?\s*")
 _BRACKET = "[\n"
 _MOST_NAME = 512
@@ -210,13 +212,15 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
     """How a turn's calls are written as a list.
 
     grammar: what follows the list's opening bracket. tools: the schemas of the tools that may be called, by name.
-    tokenize: encodes a text without special tokens. plain_answer: how an answer that is no new call is generated, if
-    the prompt ends with the results of unmarked calls. on_call: called before a call without markers is sent.
+    tokenize: encodes a text without special tokens. plain_request: returns the request for an answer from the prompt
+    without tools, in place of the given one. plain_answer: which answers are replaced by such a one, if the prompt ends
+    with the results of unmarked calls. on_call: called before a call without markers is sent.
     """
 
     grammar: Node
     tools: Mapping[str, Schema]
     tokenize: Callable[[str], Sequence[int]]
+    plain_request: OnRestart
     on_call: Callable[[], None]
     plain_answer: PlainAnswer | None = None
 
@@ -232,9 +236,9 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         self, engine: Engine, request: GenerationRequest, on_restart: OnRestart
     ) -> AsyncGenerator[EngineItem, None]:
         """Yield what `engine.generate(request)` yields; if that is one call, what the engine generates for a list, and
-        if `plain_answer` replaces it, what the engine generates for that.
+        if no call is to be made, what it generates from the prompt without tools.
 
-        on_restart: called with the request of the second generation before it begins; returns the one to send.
+        on_restart: called with the request of a further generation before it begins; returns the one to send.
         """
         first = _First(begun=time.monotonic(), prompt_tokens=len(request.prompt_token_ids))
         sent = msgspec.structs.replace(request, progress=True) if engine.info.tells_progress else request
@@ -265,15 +269,9 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                 if isinstance(item, Delta):
                     item = msgspec.structs.replace(item, tokens=_without_scores(item.tokens))
                 yield item
-        if decision == "plain" and self.plain_answer is not None:
-            second = await on_restart(await self.plain_answer.request(request))
-            async with contextlib.aclosing(engine.generate(second)) as items:
-                async for item in items:
-                    if isinstance(item, Delta):
-                        first.note_token()
-                    yield first.completed(item) if isinstance(item, Finished) else item
-        elif decision == "list":
-            async with contextlib.aclosing(self._generate_list(engine, request, first, on_restart)) as items:
+        if decision in ("plain", "list"):
+            generate = self._generate_plain if decision == "plain" else self._generate_list
+            async with contextlib.aclosing(generate(engine, request, first, on_restart)) as items:
                 async for item in items:
                     yield item
 
@@ -307,39 +305,62 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
     async def replayed_request(self, request: GenerationRequest, text: str) -> GenerationRequest:
         """Return the request whose answer begins with this text, which an earlier server generated."""
         if self.plain_answer is not None and self.plain_answer.replaces(text, is_complete=True):
-            return await self.plain_answer.request(request)
+            return await self.plain_request(request)
         return request
+
+    async def _generate_plain(
+        self, engine: Engine, request: GenerationRequest, first: _First, on_restart: OnRestart
+    ) -> AsyncGenerator[EngineItem, None]:
+        plain = await on_restart(await self.plain_request(request))
+        async with contextlib.aclosing(engine.generate(plain)) as items:
+            async for item in items:
+                if isinstance(item, Delta):
+                    first.note_token()
+                yield first.completed(item) if isinstance(item, Finished) else item
 
     async def _generate_list(
         self, engine: Engine, request: GenerationRequest, first: _First, on_restart: OnRestart
     ) -> AsyncGenerator[EngineItem, None]:
         second, beginning = self._second(request, first, engine.info)
         second = await on_restart(second)
-        self.on_call()
-        yield beginning
-        first.note_token()
         calls, sent = ListedCalls(), len(beginning.tokens)
-        async with contextlib.aclosing(engine.generate(_with_scores(second, alternatives=0))) as items:
+        named: list[Token] | None = []
+        """The tokens up to the name of the first call; None once they were sent."""
+        async with contextlib.aclosing(engine.generate(_with_scores(second, alternatives=ALTERNATIVES))) as items:
             async for item in items:
-                if isinstance(item, Delta):
-                    tokens: list[Token] = []
-                    for token in item.tokens:
-                        tokens += calls.take(token)
-                        if calls.ended:
-                            tokens += self._encoded("\n]\n```" if "`" in first.text else "\n]")
-                            break
-                    sent += len(tokens)
-                    if tokens:
-                        yield Delta(_without_scores(tokens))
-                    if not calls.ended:
+                received: Sequence[Token] = item.tokens if isinstance(item, Delta) else ()
+                if named is not None and isinstance(item, Delta | Finished):
+                    named += received
+                    declared = declared_probability(named, self.tools)
+                    if declared is None and isinstance(item, Delta):
                         continue
+                    if declared is not None and declared < LEAST_DECLARED:
+                        break
+                    self.on_call()
+                    yield beginning
+                    first.note_token()
+                    received, named = named, None
+                tokens: list[Token] = []
+                for token in received:
+                    tokens += calls.take(token)
+                    if calls.ended:
+                        tokens += self._encoded("\n]\n```" if "`" in first.text else "\n]")
+                        break
+                if isinstance(item, Finished):
+                    tokens += calls.held
+                sent += len(tokens)
+                if tokens:
+                    yield Delta(_without_scores(tokens))
+                if calls.ended and not isinstance(item, Finished):
                     usage = Usage(prompt_tokens=first.prompt_tokens, completion_tokens=sent)
                     item = Finished(reason="stop", usage=usage)  # leaving the stream ends the generation
-                elif isinstance(item, Finished) and calls.held:
-                    yield Delta(_without_scores(calls.held))
                 if isinstance(item, Finished):
                     yield first.completed(item)
                     return
+                if not isinstance(item, Delta):
+                    yield item
+        async with contextlib.aclosing(self._generate_plain(engine, request, first, on_restart)) as items:
+            async for item in items:
                 yield item
 
     def _second(self, request: GenerationRequest, first: _First, info: EngineInfo) -> tuple[GenerationRequest, Delta]:

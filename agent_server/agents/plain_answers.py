@@ -13,6 +13,13 @@ of 16 conversations whose next step is another function, Qwen2.5-Coder 1.5B give
 probability, and in 13 of 16 that need no further call it prefers the function that it just called, and a repeated call
 ends in an answer without the tools. So a call of any function but the likeliest is not made.
 
+If no declared function does what the user asks, such a model calls one nevertheless, although it would rather call one
+that is not declared: asked for the closest integer with only a function for the area of a triangle, it begins a name
+that fits with a probability of 0.4. Over 65 of BFCL's cases in which a call is right, the names of the declared
+functions have at least 0.9 together in all but one, which calls another function anyway; over 25 in which none is
+right, less in 18. So a call below LEAST_DECLARED is not made either, and the answer comes from the prompt without the
+tools.
+
 The ids of calls that were written without markers begin with a word of their own (`UNMARKED_CALL`). By it the next
 request is recognised, on every wire and after a restart, if the client returns the ids.
 """
@@ -21,13 +28,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 from ag_ui.core import AssistantMessage, Message, Tool, ToolMessage, UserMessage
 
-from agent_server.engine_protocol.protocol import GenerationRequest, Token
+from agent_server.engine_protocol.protocol import Token
 from events.parsing.unmarked_calls import ANNOUNCES
 from events.repeated_calls import canonical_arguments
 
@@ -39,6 +47,8 @@ RESULTS_GIVEN = (
 )
 """Instructions of the answer. Without the tools in its prompt, the model may deny that it can do what it has done
 ("As an AI language model, I cannot send emails"), thank for the results, or repeat them as JSON."""
+LEAST_DECLARED = 0.9
+"""The least probability with which a call names any declared function."""
 MOST_ANNOUNCEMENT = 32
 """Within how many characters prose announces the call that follows it, if it does."""
 _OPENING = re.compile(r"\s*(?:```\w*|<\w*>?)?\s*\[?\s*(?:\{(?=\s*\{))?")
@@ -47,6 +57,36 @@ _BEGINNING = '{"name":'
 _NAME = re.compile(r'"name"\s*:\s*"([^"]*)')
 _MOST_SPACED = 64
 """Characters within which the beginning of a call, with its white space, is looked for."""
+
+
+def declared_probability(tokens: Sequence[Token], names: Collection[str]) -> float | None:
+    """Return the probability with which a call names any of these functions; None if its name is not complete.
+
+    It is the product of those with which each token of the name goes on to one of the names, as far as the likeliest
+    alternatives tell. tokens: the beginning of the call, each with its likeliest alternatives.
+    """
+    text = "".join(token.text for token in tokens)
+    found = _NAME.search(text)
+    if found is None or found.end() == len(text):
+        return None
+    closed = [f'{name}"' for name in names]
+    probability, position = 1.0, 0
+    for token in tokens:
+        start, position = position, position + len(token.text)
+        if position <= found.start(1) or start > found.end(1) or token.logprob is None:
+            continue
+        before, lead = text[found.start(1) : start], token.text[: max(0, found.start(1) - start)]
+        likely = {each.id: (each.text, each.logprob) for each in token.alternatives or ()}
+        likely[token.id] = (token.text, token.logprob)
+        possible, declared = 1.0, 0.0
+        for other, logprob in likely.values():
+            name = before + other[len(lead) :]
+            if not other.startswith(lead):  # another spelling of what precedes the name
+                possible -= math.exp(logprob)
+            elif any(each.startswith(name) or name.startswith(each) for each in closed):
+                declared += math.exp(logprob)
+        probability *= min(1.0, declared / max(declared, possible))
+    return probability
 
 
 class AnsweredCalls:
@@ -134,12 +174,10 @@ class PlainAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """How a turn answers from the results of unmarked calls.
 
     answered: the calls that are not made again; None if the model may repeat its calls. names: of the declared tools.
-    request: returns the request for the answer in place of the given one, from the prompt without tools.
     """
 
     answered: AnsweredCalls | None
     names: frozenset[str]
-    request: Callable[[GenerationRequest], Awaitable[GenerationRequest]]
 
     def replaces(self, text: str, *, is_complete: bool) -> bool | None:
         """Return whether an answer that begins with this text is generated from the prompt without tools; None if the

@@ -311,7 +311,7 @@ class TurnTaker:
     ) -> CallList | None:
         """How the turn's calls are written as a list, if the model begins with one; None if the model decides.
 
-        plain_request: returns the request for an answer from the results of unmarked calls.
+        plain_request: returns the request for an answer from the prompt without tools.
         """
         begins_here = bool(input.messages) and input.messages[-1].role != "assistant"
         if plan.call_list is None or options.token_details or not begins_here:
@@ -323,14 +323,19 @@ class TurnTaker:
             answered = None
             if not repeats_calls:
                 answered = await REQUEST_THREADS.run(AnsweredCalls, input.messages, input.tools or ())
-            plain_answer = PlainAnswer(answered=answered, names=frozenset(tools), request=plain_request)
+            plain_answer = PlainAnswer(answered=answered, names=frozenset(tools))
         tokenize = partial(self._model.prompts.tokenize, add_special_tokens=False)
 
         def on_call() -> None:
             self._call_kind = UNMARKED_CALL
 
         call_list = CallList(
-            grammar=plan.call_list, tools=tools, tokenize=tokenize, plain_answer=plain_answer, on_call=on_call
+            grammar=plan.call_list,
+            tools=tools,
+            tokenize=tokenize,
+            plain_request=plain_request,
+            plain_answer=plain_answer,
+            on_call=on_call,
         )
         return call_list if call_list.applies(request, self._model.engine.info) else None
 
@@ -346,7 +351,8 @@ class TurnTaker:
         names = {tool.name for tool in input.tools or ()}
         messages, _ = await REQUEST_THREADS.run(without_repeated_calls, input.messages, names)
         input = input.model_copy(update={"messages": messages, "tools": []})
-        instructions = f"{instructions}\n\n{RESULTS_GIVEN}" if instructions else RESULTS_GIVEN
+        if ends_with_unmarked_calls(input.messages):
+            instructions = f"{instructions}\n\n{RESULTS_GIVEN}" if instructions else RESULTS_GIVEN
         prompt = await self._prompt(input, options, instructions)
         pictures, sounds = await self._media(prompt, options, decoded_media)
         return msgspec.structs.replace(

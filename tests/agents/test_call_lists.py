@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 
 from agent_server.agents import Agent
 from agent_server.agents.call_lists import ListedCalls, is_object_call
-from agent_server.engine_protocol.protocol import EngineInfo, EngineItem, Finished, GenerationRequest, Progress, Token
+from agent_server.agents.plain_answers import declared_probability
+from agent_server.engine_protocol.protocol import (
+    Alternative,
+    Delta,
+    EngineInfo,
+    EngineItem,
+    Finished,
+    GenerationRequest,
+    Progress,
+    Token,
+)
 from agent_server.engine_protocol.repetition import EVERY, WINDOW
 from agent_server.engines.scripted import Script, ScriptedEngine
 from agent_server.settings import OutputSettings
@@ -36,21 +46,38 @@ LIST = (
 OPTIONS = GenerationOptions(store=False)
 
 
+class UnsureOfCommas(ScriptedEngine):
+    """An engine that is certain of every token but commas."""
+
+    probability = 0.5
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
+        comma = math.log(self.probability)
+        async for item in super().generate(request):
+            if isinstance(item, Delta) and request.sampling.logprobs is not None:
+                scored = [msgspec.structs.replace(token, logprob=comma * (token.text == ",")) for token in item.tokens]
+                item = msgspec.structs.replace(item, tokens=tuple(scored))
+            yield item
+
+
 async def answered(
     *texts: str,
     chunk: int = 1,
     options: GenerationOptions = OPTIONS,
     output: OutputSettings | None = None,
-    engine: type[ScriptedEngine] = ScriptedEngine,
+    engine: type[ScriptedEngine] = UnsureOfCommas,
     probability: float = 0.5,
     **asked: Any,
 ) -> tuple[list[Event], list[GenerationRequest]]:
-    """The events of a run and the requests to an engine whose generations begin with these texts in turn."""
+    """The events of a run and the requests to an engine whose generations begin with these texts in turn.
+
+    probability: of each token, or of the commas of an engine that is certain of the other tokens.
+    """
     model, left = Model([]), list(texts)
-    logprob = math.log(probability)
-    model.engine = engine(
-        lambda request: Script(text=left.pop(0), chunk=chunk, logprob=logprob), supports_constraints=True
-    )
+    script = Script(chunk=chunk, logprob=math.log(probability))
+    model.engine = engine(lambda request: msgspec.structs.replace(script, text=left.pop(0)), supports_constraints=True)
+    if isinstance(model.engine, UnsureOfCommas):
+        model.engine.probability = probability
     model.output = output or OutputSettings()  # type: ignore[misc]
     async with House(Agent(name="default"), model) as house:
         events = await house.ask(
@@ -79,7 +106,7 @@ async def test_two_calls_that_would_be_one(chunk: int):
         '```json\n[\n  {\n    "name": "paint",\n    "arguments": {"color": "red and blue"}\n  }\n]\n```'
     )
     assert second.prompt_token_ids == first.prompt_token_ids
-    assert second.sampling == msgspec.structs.replace(first.sampling, logprobs=0, temperature=0.0)
+    assert second.sampling == msgspec.structs.replace(first.sampling, logprobs=20, temperature=0.0)
     assert second.request_id != first.request_id and second.constraint != first.constraint
     (finished,) = of(events, RunFinished)
     assert finished.usage is not None and finished.usage[0].output_tokens == len(LIST)
@@ -116,6 +143,49 @@ async def test_a_call_that_nobody_asked_for_ends_the_list(
     assert calls(events) == list(kept) and not text(events)
     (finished,) = of(events, RunFinished)
     assert finished.usage is not None and finished.usage[0].output_tokens == len(written(*kept))
+
+
+PLAIN = "I cannot paint on paper."
+
+
+@pytest.mark.parametrize(("probability", "made"), [(0.99, True), (0.97, False)])
+@pytest.mark.parametrize("chunk", [1, 1000])
+async def test_a_call_is_not_made_if_the_model_would_rather_call_an_undeclared_function(
+    probability: float, made: bool, chunk: int
+):
+    """The name and its closing quote are six tokens; the alternatives of each belong to no declared function."""
+    events, requests = await answered(MERGED, LIST, PLAIN, chunk=chunk, probability=probability, engine=ScriptedEngine)
+    if made:
+        assert len(calls(events)) == 2 and not text(events) and len(requests) == 2
+        return
+    assert text(events) == PLAIN and not calls(events)
+    first, second, third = requests
+    assert third.constraint is None and third.prompt_token_ids != first.prompt_token_ids == second.prompt_token_ids
+    (finished,) = of(events, RunFinished)
+    assert finished.usage is not None and finished.usage[0].output_tokens == len(PLAIN)
+
+
+def scored(text: str, *alternatives: tuple[str, float], probability: float = 1.0) -> Token:
+    others = tuple(Alternative(at, each, math.log(chance)) for at, (each, chance) in enumerate(alternatives, 1))
+    return Token(0, text, math.log(probability), others)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([scored('{"name": "pai')], None),
+        ([scored('{"name": "paint')], None),
+        ([scored('{"name": "'), scored("paint"), scored('"')], 1.0),
+        ([scored('{"name": "'), scored("paint", ("dr", 0.3), ("wri", 0.1), probability=0.6), scored('"')], 0.9),
+        ([scored('{"name": "'), scored("pa", ("paint", 0.4), probability=0.5), scored("int", probability=0.5),
+          scored('"', ("er", 0.2), probability=0.8)], 0.9 * 0.5 * 0.8),
+        ([scored('{"name":'), scored(' "pa', (' "dr', 0.2), ('"pa', 0.5), probability=0.3), scored('int"')], 1.0),
+        ([scored('{"name":'), scored(' "pa', (' "wr', 0.2), ('"pa', 0.5), probability=0.3), scored('int"')], 0.6),
+    ],
+)  # fmt: skip
+def test_the_probability_of_the_declared_functions(tokens: list[Token], expected: float | None):
+    found = declared_probability(tokens, {"paint", "draw"})
+    assert found == expected if expected is None else found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("logprob", [-0.01, -0.5, None])
@@ -179,7 +249,7 @@ async def test_an_object_that_repeats_itself_is_made_a_list_before_it_ends(after
 
 
 async def test_a_client_is_told_that_a_string_was_ended():
-    class Engine(ScriptedEngine):
+    class Engine(UnsureOfCommas):
         async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
             async for item in super().generate(request):
                 yield msgspec.structs.replace(item, closed_string=True) if isinstance(item, Finished) else item
@@ -251,7 +321,7 @@ async def test_no_call_is_looked_for_where_no_tool_is_offered():
 async def test_the_grammar_begins_where_the_engine_begins_it(continues: Literal["exact", "plain", "no"]):
     """An engine that takes the beginning as part of its prompt begins the grammar behind it."""
 
-    class Engine(ScriptedEngine):
+    class Engine(UnsureOfCommas):
         @property
         def info(self) -> EngineInfo:
             return msgspec.structs.replace(super().info, continues=continues)
@@ -269,7 +339,7 @@ async def test_the_grammar_begins_where_the_engine_begins_it(continues: Literal[
 async def test_tokens_are_cached_as_before_the_list():
     """The second generation finds the whole prompt in the cache, because the first has computed it."""
 
-    class Engine(ScriptedEngine):
+    class Engine(UnsureOfCommas):
         @property
         def info(self) -> EngineInfo:
             return msgspec.structs.replace(super().info, tells_progress=True)
@@ -295,7 +365,9 @@ async def test_tokens_are_cached_as_before_the_list():
 
 async def test_what_is_changed_before_the_list_is_changed_in_it():
     model, left = Model([]), [MERGED, LIST]
-    model.engine = ScriptedEngine(lambda request: Script(text=left.pop(0), delay=0.002), supports_constraints=True)
+    model.engine = ScriptedEngine(
+        lambda request: Script(text=left.pop(0), delay=0.002, logprob=0.0), supports_constraints=True
+    )
     async with House(Agent(name="default"), model) as house:
         run = await house.start("Paint it red and blue.", options=OPTIONS, tools=[client_tool("paint")])
         while not model.engine.requests:

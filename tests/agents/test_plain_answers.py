@@ -313,7 +313,7 @@ async def test_a_later_server_continues_the_answer_from_the_prompt_that_it_began
         left = list(texts)
         model = Model([])
         model.engine = ScriptedEngine(
-            lambda request: Script(text=left.pop(0), chunk=1, delay=0.002), supports_constraints=True
+            lambda request: Script(text=left.pop(0), chunk=1, delay=0.002, logprob=0.0), supports_constraints=True
         )
         return House(
             Agent(name="default"), model, Store(f"sqlite:///{tmp_path / name}"), run_limits={"save_every": 0.001}
