@@ -1,11 +1,10 @@
 """llama.cpp's own cases of what models write, by chat template: `python -m tests.peers.llamacpp_chat SDIST`.
 
 SDIST is the source distribution of xllamacpp (its file on PyPI's page), which has llama.cpp's `tests/test-chat.cpp` and
-`models/templates`. Each case there is an output of a model
-with the message that it means. Of the C++ file, the tools, the messages and the cases are compiled (`g++`) with types of
-the same names in place of llama.cpp's, and print the cases. Each is read here by the format that is derived from its
-template, whole, by characters and cut at random, and compared without outer white space. Cases of cut-off outputs are
-left out: a server that streams has sent what it read.
+`models/templates`. Each case there is an output of a model with the message that it means. Of the C++ file, the tools,
+the messages and the cases are compiled (`g++`) with types of the same names in place of llama.cpp's, and print the
+cases. Each is read here by the format that is derived from its template, whole, by characters and cut at random, and
+compared without outer white space. Cases of cut-off outputs are left out: a server that streams has sent what it read.
 
 Prints what is read otherwise, and a table by template.
 """
