@@ -159,6 +159,8 @@ class LocalEncoder(ThreadedModel[Model], Generic[Model, Encoded]):
 def check_source(source: str, wanted: str, use: str) -> None:
     """Raise ValueError where no such model can be loaded. wanted: such as "an embedding model"; use: what needs the
     packages, such as "Embeddings of"."""
+    if Path(source).is_file():
+        raise ValueError(f"{source} is a file. Give the folder with {wanted} that it was made of, or a hub name.")
     if not Path(source).is_dir() and not HUB_NAME.fullmatch(source):
         raise ValueError(f"There is no folder {source}. Give a folder with {wanted}, or a hub name.")
     if missing := [package for package in ("torch", "transformers") if importlib.util.find_spec(package) is None]:

@@ -35,6 +35,7 @@ _OPPOSITES = (("START", "END"), ("start", "end"), ("BEGIN", "END"), ("begin", "e
 MODES_ON = ("enabled", "on", "think", "thinking", "auto", "adaptive")
 MODES_OFF = ("none", "disabled", "off", "no_think", "chat")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+MOST_LEVELS = 16
 _ON_EFFORTS = ("medium", "high", "low", "max", "minimal", "xhigh")
 
 
@@ -115,7 +116,7 @@ def _level_switch(probe: Probe, name: str, on: dict[str, Any]) -> Switch | None:
     The words are the usual efforts and those with which the template compares the variable. If it renders unknown words
     alike, only the words that make a difference are levels, and those that it names itself.
     """
-    named = [word for word in possible_values(probe.template.source, name) if _LEVEL.fullmatch(word)]
+    named = [word for word in possible_values(probe.template.source, name) if _LEVEL.fullmatch(word)][:MOST_LEVELS]
     choices = (*EFFORTS, *MODES_ON, *MODES_OFF[1:]) if "mode" in name else EFFORTS
 
     def rendered(value: str) -> str | None:

@@ -207,6 +207,14 @@ def test_a_source_that_is_none_is_refused(source: str) -> None:
         choose_embeddings(server_settings(embedding_model=source))
 
 
+def test_a_file_is_not_a_folder_with_an_embedding_model(tmp_path: Path) -> None:
+    (file := tmp_path / "bge-small.gguf").write_bytes(b"GGUF")
+    with pytest.raises(
+        ValueError, match=f"{file} is a file. Give the folder with an embedding model that it was made of"
+    ):
+        choose_embeddings(server_settings(embedding_model=str(file)))
+
+
 async def test_a_model_that_cannot_be_loaded_is_told_with_each_request(tmp_path: Path) -> None:
     found = choose_embeddings(server_settings(embedding_model=str(tmp_path)))
     assert found is not None
