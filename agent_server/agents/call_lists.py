@@ -303,7 +303,11 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         return self.plain_answer is not None and self.plain_answer.replaces(text, is_complete=is_complete)
 
     async def replayed_request(self, request: GenerationRequest, text: str) -> GenerationRequest:
-        """Return the request whose answer begins with this text, which an earlier server generated."""
+        """Return the request whose answer begins with this text, which an earlier server generated.
+
+        Text that replaced a call of no fitting function is continued with the tools in the prompt, since nothing tells
+        it from other text.
+        """
         if self.plain_answer is not None and self.plain_answer.replaces(text, is_complete=True):
             return await self.plain_request(request)
         return request
@@ -346,7 +350,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                     if calls.ended:
                         tokens += self._encoded("\n]\n```" if "`" in first.text else "\n]")
                         break
-                if isinstance(item, Finished):
+                if isinstance(item, Finished) and not calls.ended:
                     tokens += calls.held
                 sent += len(tokens)
                 if tokens:
