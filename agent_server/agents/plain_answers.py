@@ -15,10 +15,10 @@ ends in an answer without the tools. So a call of any function but the likeliest
 
 If no declared function does what the user asks, such a model calls one nevertheless, although it would rather call one
 that is not declared: asked for the closest integer with only a function for the area of a triangle, it begins a name
-that fits with a probability of 0.4. Over 65 of BFCL's cases in which a call is right, the names of the declared
-functions have at least 0.9 together in all but one, which calls another function anyway; over 25 in which none is
-right, less in 18. So a call below LEAST_DECLARED is not made either, and the answer comes from the prompt without the
-tools.
+that fits with a probability of 0.4. Over 107 of BFCL's cases in which a call is right, the names of the declared
+functions have at least 0.9 together in all but two, in which the model calls another function anyway; over 62 in which
+none is right, less than LEAST_DECLARED in 21. So a call below it is not made either, and the answer comes from the
+prompt without the tools.
 
 The ids of calls that were written without markers begin with a word of their own (`UNMARKED_CALL`). By it the next
 request is recognised, on every wire and after a restart, if the client returns the ids.
@@ -47,7 +47,7 @@ RESULTS_GIVEN = (
 )
 """Instructions of the answer. Without the tools in its prompt, the model may deny that it can do what it has done
 ("As an AI language model, I cannot send emails"), thank for the results, or repeat them as JSON."""
-LEAST_DECLARED = 0.9
+LEAST_DECLARED = 0.5
 """The least probability with which a call names any declared function."""
 MOST_ANNOUNCEMENT = 32
 """Within how many characters prose announces the call that follows it, if it does."""
