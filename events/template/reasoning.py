@@ -222,7 +222,8 @@ def _other_blocks(probe: Probe, switches: tuple[Switch, ...], start: str, end: s
     blocks: dict[str, str] = {}
     for switch in switches:
         for level in switch.levels if switch.effect == "prompt" else ():
-            text = probe.render([words.user()], prompt=True, **{**on, switch.name: level}) or ""
+            values: dict[str, Any] = {**on, switch.name: level}
+            text = probe.render([words.user()], prompt=True, **values) or ""
             marks = [part for part in segments(after(text, words.USER)) if is_marker(part) and not opening_of(part)]
             if marks and THOUGHT_WORD.search(marks[-1]) and marks[-1] != start.strip():
                 same_form = end.strip().replace(name, marks[-1][1:-1]) if name in end else ""
