@@ -64,7 +64,7 @@ ROOM = 64
 LEAST_CERTAINTY = 0.96
 """The least probability of the comma before a call of another tool than those that were called before."""
 ALTERNATIVES = 20
-"""The likeliest alternatives of each token in a list, by which the probability of its first name is told."""
+"""Alternatives requested for each token of a list, from which the probability of its first name is computed."""
 _OPENING = re.compile(rf"\s*(?:{'|'.join(FENCES)})?\s*")
 _BRACKET = "[\n"
 _MOST_NAME = 512

@@ -1,29 +1,39 @@
-"""GGUF files of architectures that transformers does not read: their configurations and how their tensors lie.
+"""GGUF files of architectures that transformers does not read: their configurations.
 
-The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, the arrangement that of llama.cpp's
-converter (`conversion/` in https://github.com/ggml-org/llama.cpp).
+The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from transformers import AutoConfig
 from transformers.modeling_gguf_pytorch_utils import (
     TENSOR_PROCESSORS,
     Gemma2TensorProcessor,
-    GGUFTensor,
-    Lfm2TensorProcessor,
     LlamaTensorProcessor,
     Qwen2MoeTensorProcessor,
     TensorProcessor,
+)
+
+from agent_server.generation.checkpoints.gguf_tensors import (
+    DeepseekTensors,
+    FalconTensors,
+    Gemma3nTensors,
+    Gemma4Tensors,
+    GptOssTensors,
+    GraniteHybridTensors,
+    GraniteMoeTensors,
+    Lfm2MoeTensors,
+    MixtralTensors,
+    NemotronTensors,
+    NeoxTensors,
+    SharedExpertTensors,
+    StateTensors,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +41,6 @@ if TYPE_CHECKING:
 
     from agent_server.model_files.gguf_files import GgufFile
 
-Array = np.ndarray[Any, Any]
 VALUES = {
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
@@ -48,254 +57,6 @@ VALUES = {
     "expert_used_count": "num_experts_per_tok",
 }
 """The names that most configurations have for a file's values."""
-
-
-class MixtralTensors(Qwen2MoeTensorProcessor):  # type: ignore[misc]
-    """Llama's interleaved queries and keys, and Mixtral's experts."""
-
-    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        if ".attn_q." in name or ".attn_k." in name:
-            return LlamaTensorProcessor(self.config).process(weights, name, **kwargs)
-        return super().process(weights, name, **kwargs)
-
-
-class SharedExpertTensors(Qwen2MoeTensorProcessor):  # type: ignore[misc]
-    """Qwen2's experts. Of the gate of the shared expert there are files with one dimension and with two."""
-
-    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        if "ffn_gate_inp_shexp" in name:
-            return GGUFTensor(weights.reshape(1, -1), name, {})
-        return super().process(weights, name, **kwargs)
-
-
-class GraniteMoeTensors(MixtralTensors):
-    """Granite's names of the experts and their router."""
-
-    HF_MOE_W13_PATTERN = re.compile(r"model\.layers\.(?P<bid>\d+)\.block_sparse_moe\.experts\.gate_up_proj")
-
-    def perform_fallback_tensor_mapping(
-        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
-    ) -> None:
-        super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
-        if match := re.fullmatch(r"model\.layers\.(\d+)\.block_sparse_moe\.experts\.down_proj", hf_name):
-            gguf_to_hf_name_map[f"blk.{match[1]}.ffn_down_exps"] = qual_name + hf_name
-        elif match := re.fullmatch(r"model\.layers\.(\d+)\.block_sparse_moe\.router\.weight", hf_name):
-            gguf_to_hf_name_map[f"blk.{match[1]}.ffn_gate_inp.weight"] = qual_name + hf_name
-
-
-class StateTensors(TensorProcessor):  # type: ignore[misc]
-    """Mamba 2's state spaces: the decay is a logarithm in the model, and vectors have a second dimension in a file."""
-
-    _STEP = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(?:mamba|mixer)\.dt_bias")
-    _NORM = re.compile(r"model\.layers\.(\d+)\.pre_ff_layernorm\.weight")
-
-    def perform_fallback_tensor_mapping(
-        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
-    ) -> None:
-        super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
-        if match := self._STEP.fullmatch(hf_name):
-            gguf_to_hf_name_map[f"blk.{match[1]}.ssm_dt.bias"] = qual_name + hf_name
-        elif match := self._NORM.fullmatch(hf_name):  # of Falcon-H1, whose files have it without ".weight"
-            gguf_to_hf_name_map[f"blk.{match[1]}.ffn_norm"] = qual_name + hf_name
-
-    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        if name.endswith(".ssm_conv1d.weight"):
-            weights = weights[:, None]
-        elif name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
-            weights = weights.reshape(-1)
-        return super().process(np.log(-weights) if name.endswith(".ssm_a") else weights, name, **kwargs)
-
-
-class GraniteHybridTensors(StateTensors, GraniteMoeTensors):
-    """Granite's state spaces and experts, and its MLP for every token, whose gate and up are one matrix."""
-
-    _MLP = re.compile(r"model\.layers\.(\d+)\.shared_mlp\.input_linear\.weight")
-    _PART = re.compile(r"blk\.\d+\.ffn_(gate|up)(_shexp)?\.weight")
-
-    def perform_fallback_tensor_mapping(
-        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
-    ) -> None:
-        super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
-        if match := self._MLP.fullmatch(hf_name):
-            kind = "_shexp" if self.config["num_local_experts"] else ""
-            for part in ("gate", "up"):
-                gguf_to_hf_name_map[f"blk.{match[1]}.ffn_{part}{kind}"] = qual_name + hf_name
-            down = hf_name.replace("input", "output")
-            gguf_to_hf_name_map[f"blk.{match[1]}.ffn_down{kind}.weight"] = qual_name + down
-
-    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        if match := self._PART.fullmatch(name):
-            gathered = kwargs["parsed_parameters"]["tensors"]
-            own = kwargs["tensor_key_mapping"].get(name.removesuffix(".weight"))
-            rows, columns = weights.shape
-            both = gathered.setdefault(own, torch.empty(2 * rows, columns))
-            (both[rows:] if match[1] == "up" else both[:rows]).copy_(torch.from_numpy(weights))
-            return GGUFTensor(weights, None, {})
-        return super().process(weights, name, **kwargs)
-
-
-class Gemma4Tensors(TensorProcessor):  # type: ignore[misc]
-    """Gemma 4's scalars and experts, which are parameters without a name of their own in the model."""
-
-    _SCALE = re.compile(r"model\.layers\.(\d+)\.router\.(scale|per_expert_scale)")
-
-    def perform_fallback_tensor_mapping(
-        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
-    ) -> None:
-        if scale := self._SCALE.fullmatch(hf_name):
-            part = "ffn_gate_inp" if scale[2] == "scale" else "ffn_down_exps"
-            gguf_to_hf_name_map[f"blk.{scale[1]}.{part}.scale"] = qual_name + hf_name
-
-    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        plain = name.removesuffix(".weight")
-        return GGUFTensor(weights, plain if plain in kwargs["tensor_key_mapping"] else name, {})
-
-
-class Gemma3nTensors(Gemma4Tensors):
-    """Gemma 3n's scalars, and its projections between the streams, which a file has in one tensor."""
-
-    _CORRECTION = re.compile(r"model\.layers\.(\d+)\.altup\.correct_output_scale")
-
-    def perform_fallback_tensor_mapping(
-        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
-    ) -> None:
-        if match := self._CORRECTION.fullmatch(hf_name):
-            gguf_to_hf_name_map[f"blk.{match[1]}.altup_correct_scale"] = qual_name + hf_name
-
-    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        part = {"altup_proj.weight": "", "altup_unembd_proj.weight": "unembed_"}.get(name)
-        if part is None:
-            return super().process(weights, name, **kwargs)
-        for number, matrix in enumerate(weights):
-            own = f"model.altup_{part}projections.{number}.weight"
-            kwargs["parsed_parameters"]["tensors"][own] = torch.from_numpy(matrix)
-        return GGUFTensor(weights, None, {})
-
-
-class GptOssTensors(TensorProcessor):  # type: ignore[misc]
-    """gpt-oss has its experts' matrices transposed, with gate and up in turns."""
-
-    _PART = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)")
-    _OWN = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
-
-    def perform_fallback_tensor_mapping(
-        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
-    ) -> None:
-        if match := self._OWN.fullmatch(hf_name):
-            for part in match[2].split("_"):
-                gguf_to_hf_name_map[f"blk.{match[1]}.ffn_{part}_exps{'.bias' if match[3] else ''}"] = hf_name
-
-    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        match = self._PART.fullmatch(name)
-        if match is None:
-            return GGUFTensor(weights, name.removesuffix(".weight") if ".attn_sinks." in name else name, {})
-        own = kwargs["tensor_key_mapping"][name.removesuffix(".weight")]
-        gathered = kwargs["parsed_parameters"]["tensors"]
-        values = torch.from_numpy(np.ascontiguousarray(weights.swapaxes(-1, -2) if match[3] == "weight" else weights))
-        if match[2] == "down":
-            gathered[own] = values
-        else:
-            both = gathered.setdefault(own, values.new_empty(*values.shape[:-1], 2 * values.shape[-1]))
-            both[..., 0 if match[2] == "gate" else 1 :: 2] = values
-        return GGUFTensor(weights, None, {})
-
-
-class DeepseekTensors(Qwen2MoeTensorProcessor):  # type: ignore[misc]
-    """DeepSeek's experts, and its projection from the latent to keys and values, which newer files split in two."""
-
-    _HALF = re.compile(r"blk\.(\d+)\.attn_(k|v)_b\.weight")
-    _BIAS = re.compile(r"model\.layers\.(\d+)\.mlp\.gate\.e_score_correction_bias")
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
-        self._halves: dict[str, dict[str, Array]] = {}
-
-    def perform_fallback_tensor_mapping(
-        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
-    ) -> None:
-        super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
-        if match := self._BIAS.fullmatch(hf_name):
-            gguf_to_hf_name_map[f"blk.{match[1]}.exp_probs_b.bias"] = qual_name + hf_name
-
-    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        if (match := self._HALF.fullmatch(name)) is None:
-            return super().process(weights, name, **kwargs)
-        halves = self._halves.setdefault(match[1], {})
-        # (heads, latent, width) for keys, (heads, width, latent) for values
-        halves[match[2]] = weights.swapaxes(1, 2) if match[2] == "k" else weights
-        if len(halves) == 2:
-            both = np.concatenate([halves["k"], halves["v"]], axis=1)
-            own = f"model.layers.{match[1]}.self_attn.kv_b_proj.weight"
-            kwargs["parsed_parameters"]["tensors"][own] = torch.from_numpy(both.reshape(-1, both.shape[-1]))
-            del self._halves[match[1]]
-        return GGUFTensor(weights, None, {})
-
-
-class Lfm2MoeTensors(Qwen2MoeTensorProcessor):  # type: ignore[misc]
-    """LFM2's convolutions, with experts and the bias of their router."""
-
-    HF_MOE_W13_PATTERN = re.compile(r"model\.layers\.(?P<bid>\d+)\.feed_forward\.experts\.gate_up_proj")
-    _OWN = re.compile(r"model\.layers\.(\d+)\.feed_forward\.(experts\.down_proj|expert_bias)")
-
-    def perform_fallback_tensor_mapping(
-        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
-    ) -> None:
-        super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
-        if match := self._OWN.fullmatch(hf_name):
-            part = "exp_probs_b.bias" if match[2] == "expert_bias" else "ffn_down_exps"
-            gguf_to_hf_name_map[f"blk.{match[1]}.{part}"] = qual_name + hf_name
-
-    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        if "shortconv.conv.weight" in name:
-            return Lfm2TensorProcessor(self.config).process(weights, name, **kwargs)
-        return super().process(weights, name, **kwargs)
-
-
-class FalconTensors(TensorProcessor):  # type: ignore[misc]
-    """Falcon has groups of queries that share a key and a value; a file has all queries, all keys, all values."""
-
-    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        if ".attn_qkv." in name:
-            heads, groups = self.config["num_attention_heads"], self.config["num_kv_heads"]
-            width = weights.shape[0] // (heads + 2 * groups)
-            queries, keys, values = np.split(weights, [heads * width, (heads + groups) * width])
-            shape = (groups, -1, *weights.shape[1:])
-            grouped = [each.reshape(shape) for each in (queries, keys, values)]
-            weights = np.concatenate(grouped, axis=1).reshape(weights.shape)
-        return GGUFTensor(weights, name, {})
-
-
-class NeoxTensors(TensorProcessor):  # type: ignore[misc]
-    """GPT-NeoX has query, key and value of one head after the other; a file has all queries, all keys, all values."""
-
-    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        if ".attn_qkv." in name:
-            heads = self.config["num_attention_heads"]
-            split = weights.reshape(3, heads, -1, *weights.shape[1:])
-            weights = split.swapaxes(0, 1).reshape(weights.shape)
-        return GGUFTensor(weights, name, {})
-
-
-class NemotronTensors(StateTensors, DeepseekTensors):
-    """Nemotron-H's state spaces and experts, which have no gate."""
-
-    _OWN = re.compile(
-        r"model\.layers\.(\d+)\.mixer\.(experts\.up_proj|experts\.down_proj|gate\.e_score_correction_bias)"
-    )
-    _NAMES = {"experts.up_proj": "ffn_up_exps", "experts.down_proj": "ffn_down_exps"}
-
-    def perform_fallback_tensor_mapping(
-        self, gguf_to_hf_name_map: MutableMapping[str, str], suffix: str, qual_name: str, hf_name: str
-    ) -> None:
-        super().perform_fallback_tensor_mapping(gguf_to_hf_name_map, suffix, qual_name, hf_name)
-        if match := self._OWN.fullmatch(hf_name):
-            part = self._NAMES.get(match[2], "exp_probs_b.bias")
-            gguf_to_hf_name_map[f"blk.{match[1]}.{part}"] = qual_name + hf_name
-
-    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        if "_exps." in name:
-            return GGUFTensor(weights, name.removesuffix(".weight"), {})
-        return super().process(weights, name, **kwargs)
 
 
 def _sliding_layers(file: GgufFile) -> dict[str, object]:

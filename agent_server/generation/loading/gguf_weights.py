@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 from transformers.modeling_gguf_pytorch_utils import MiniMaxM2TensorProcessor, Qwen2MoeTensorProcessor
 
-from agent_server.generation.checkpoints.gguf_families import GptOssTensors, tensor_processor
+from agent_server.generation.checkpoints.gguf_families import tensor_processor
 from agent_server.generation.checkpoints.gguf_model import PLAIN, alone, tensors
+from agent_server.generation.checkpoints.gguf_tensors import GptOssTensors
 from agent_server.generation.loading.ggml import FORMATS, BlockMatrix, ExpertMatrices, ggml
 from agent_server.generation.loading.gguf_blocks import BlockEmbedding, BlockExperts, BlockLinear, takes_blocks
 from agent_server.model_files.gguf_files import GgufFile
