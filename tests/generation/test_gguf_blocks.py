@@ -104,13 +104,17 @@ def test_a_file_is_served_in_its_own_blocks(family, tmp_path):
     assert driver.info.details["batching"] == "packed"
     assert parameter_count(driver.core.runner.model) == parameter_count(model)
     for length in (9, 100):
-        asked = (prompts(1, seed=3, longest=60)[0] * 100)[:length]
-        number = driver.submit(asked, max_tokens=1, logprobs=5)
-        driver.finish()
-        with torch.inference_mode():
-            wanted = model(torch.tensor([asked])).logits[0, -1].log_softmax(-1)
-        for token in driver.tokens(number)[0].alternatives:
-            assert abs(float(wanted[token.id]) - token.logprob) < 0.15
+        assert_same_scores(driver, model, (prompts(1, seed=3, longest=60)[0] * 100)[:length], 0.15)
+
+
+def assert_same_scores(driver, model, asked, tolerance):
+    """The likeliest next tokens have the log probabilities of the unpacked weights."""
+    number = driver.submit(asked, max_tokens=1, logprobs=5)
+    driver.finish()
+    with torch.inference_mode():
+        wanted = model(torch.tensor([asked])).logits[0, -1].log_softmax(-1)
+    for token in driver.tokens(number)[0].alternatives:
+        assert abs(float(wanted[token.id]) - token.logprob) < tolerance
 
 
 def test_matrices_that_are_rows_of_one_layer_keep_their_blocks(tmp_path):
@@ -120,13 +124,16 @@ def test_matrices_that_are_rows_of_one_layer_keep_their_blocks(tmp_path):
     driver = loaded(path)
     layers = driver.core.runner.model.model.layers
     assert all(isinstance(layer.shared_mlp.input_linear, BlockLinear) for layer in layers)
-    asked = prompts(1, seed=3, longest=60)[0]
-    number = driver.submit(asked, max_tokens=1, logprobs=5)
-    driver.finish()
-    with torch.inference_mode():
-        wanted = model(torch.tensor([asked])).logits[0, -1].log_softmax(-1)
-    for token in driver.tokens(number)[0].alternatives:
-        assert abs(float(wanted[token.id]) - token.logprob) < 0.1
+    assert_same_scores(driver, model, prompts(1, seed=3, longest=60)[0], 0.1)
+
+
+def test_a_matrix_that_is_arranged_by_its_columns_is_unpacked(tmp_path):
+    """BLOOM's queries, keys and values."""
+    path = tmp_path / "tiny.gguf"
+    model = write_gguf(path, "bloom", Kind.Q8_0)
+    driver = loaded(path)
+    assert blocks_of(driver)
+    assert_same_scores(driver, model, prompts(1, seed=3, longest=60)[0], 0.1)
 
 
 def test_a_model_that_amplifies_rounding_is_tested_with_exact_products(tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
     "stablelm": gguf.MODEL_ARCH.STABLELM,
+    "bloom": gguf.MODEL_ARCH.BLOOM,
 }
 CHANGES = {"qwen3-moe": {"norm_topk_prob": True}, "lfm2": {"layer_types": ["conv", "full_attention"]}}
 """What files of a family always mean."""
@@ -82,6 +83,15 @@ def write_gguf(
 
 def _write_sizes(writer, config):
     heads = config.num_attention_heads
+    if config.model_type == "bloom":
+        writer.add_context_length(512)
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_feed_forward_length(4 * config.hidden_size)
+        writer.add_head_count(heads)
+        writer.add_head_count_kv(heads)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+        return
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_block_count(config.num_hidden_layers)
@@ -167,7 +177,9 @@ def _tensors(family, config, names, name, tensor):
         for part, piece in zip(parts, np.split(values, len(parts)), strict=True):
             yield f"blk.{block}.{part}.weight", piece.copy(), lambda found, piece=piece: np.copyto(piece, found)
         return
-    own = names.get_name(name.replace(".dt_bias", ".dt_proj.bias"), try_suffixes=(".weight", ".bias"))
+    known = name.replace(".dt_bias", ".dt_proj.bias")
+    known = known.removeprefix("transformer.") if config.model_type == "bloom" else known
+    own = names.get_name(known, try_suffixes=(".weight", ".bias"))
     own += ".weight" if name.endswith(".sinks") else ""
     to, back = lambda given: given, lambda found: found
     if config.model_type in PERMUTED and (".q_proj" in name or ".k_proj" in name):
@@ -175,6 +187,9 @@ def _tensors(family, config, names, name, tensor):
         to, back = (lambda given: _turned(given, heads, 2, -1)), (lambda found: _turned(found, heads, -1, 2))
     elif config.model_type.startswith("gemma") and "norm" in name:
         to, back = (lambda given: given + 1), (lambda found: found - 1)
+    elif config.model_type == "bloom" and ".query_key_value." in name:  # of each head in the model, of all in a file
+        heads = config.num_attention_heads
+        to, back = (lambda given: _regrouped(given, heads, 3)), (lambda found: _regrouped(found, 3, heads))
     elif name.endswith(".A_log"):
         to, back = (lambda given: -np.exp(given)[:, None]), (lambda found: np.log(-found)[:, 0])
     elif name.endswith(".mamba.D"):
@@ -201,6 +216,11 @@ def _turned(values, heads, first, second):
     """Halves of each head, of which one follows the other, interleaved, or back."""
     split = values.reshape(heads, first, second, *values.shape[1:])
     return split.swapaxes(1, 2).reshape(values.shape)
+
+
+def _regrouped(values, outer, inner):
+    """Rows that are in `outer` groups of `inner` parts, with the groups inside the parts."""
+    return values.reshape(outer, inner, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
 
 
 def _write(writer, name, values, kind):

@@ -293,9 +293,12 @@ class _Loader:
     def _order(self, name: str, rows: int) -> Tensor | slice | None:
         """Return the order in which the processor arranges a matrix's rows; None if it changes the matrix otherwise."""
         probe = np.arange(2 * rows).reshape(rows, 2)
-        result = self.processor.process(
-            weights=probe.copy(), name=name, tensor_key_mapping=self.names, parsed_parameters={"tensors": {}}
-        )
+        try:
+            result = self.processor.process(
+                weights=probe.copy(), name=name, tensor_key_mapping=self.names, parsed_parameters={"tensors": {}}
+            )
+        except ValueError:  # it arranges by the number of columns (BLOOM)
+            return None
         if result.name != name or result.weights.shape != probe.shape:
             return None
         order = result.weights[:, 0] // 2
