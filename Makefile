@@ -142,7 +142,7 @@ test-mcp: setup demo ## Authlib's authorization server, MCP's conformance suite 
 
 CLIENTS_ENV ?= .clients
 
-test-clients: setup ## nine coding agents from npm do whole tasks over the server (CLIENTS_ENV= holds them; 1 GB, needs Node)
+test-clients: setup ## ten coding agents from npm do whole tasks over the server (CLIENTS_ENV= holds them; 1 GB, needs Node)
 	mkdir -p $(CLIENTS_ENV) && cp tests/clients/package.json $(CLIENTS_ENV)/
 	cd $(CLIENTS_ENV) && npm install --no-audit --no-fund --loglevel=error --ignore-scripts
 	cd $(CLIENTS_ENV) && for each in @anthropic-ai/claude-code/install.cjs opencode-ai/postinstall.mjs; do node node_modules/$$each; done

@@ -34,13 +34,13 @@ class Target:
 
 def codex(target: Target) -> str:
     """For `~/.codex/config.toml`, or the one in `CODEX_HOME`."""
-    keyed = '\nenv_key = "AGENT_SERVER_API_KEY"' if target.key else ""
-    window = f"model_context_window = {target.context}\n" if target.context else ""
-    return (
-        f'model = {json.dumps(target.model)}\nmodel_provider = "agent-server"\n{window}\n'
-        f'[model_providers.agent-server]\nname = "agent-server"\nbase_url = "{target.url}/v1"\n'
-        f'wire_api = "responses"{keyed}\n'
-    )
+    provider = {"name": "agent-server", "base_url": f"{target.url}/v1", "wire_api": "responses"}
+    if target.key:
+        provider["env_key"] = "AGENT_SERVER_API_KEY"
+    settings: dict[str, object] = {"model": target.model, "model_provider": "agent-server"}
+    if target.context:
+        settings["model_context_window"] = target.context
+    return f"{_toml(settings)}\n[model_providers.agent-server]\n{_toml(provider)}"
 
 
 def claude(target: Target) -> str:
@@ -115,6 +115,36 @@ def pi(target: Target) -> str:
     return json.dumps({"providers": {"agent-server": provider}}, indent=2) + "\n"
 
 
+def kimi(target: Target) -> str:
+    """For `~/.kimi-code/config.toml`, or the one in `KIMI_CODE_HOME`."""
+    provider = {"type": "openai", "base_url": f"{target.url}/v1", "api_key": target.key or "none"}
+    model: dict[str, object] = {"provider": "agent-server", "model": target.model}
+    model["max_context_size"] = target.context or 131_072  # required
+    if target.context:
+        model["max_output_size"] = target.answer
+    model["capabilities"] = ["tool_use", *(["image_in"] if target.images else [])]
+    return (
+        f"{_toml({'default_model': target.model})}\n[providers.agent-server]\n{_toml(provider)}\n"
+        f"[models.{json.dumps(target.model, ensure_ascii=False)}]\n{_toml(model)}"
+    )
+
+
+def vibe(target: Target) -> str:
+    """For `~/.vibe/config.toml`, or the one in `VIBE_HOME`."""
+    provider = {"name": "agent-server", "api_base": f"{target.url}/v1"}
+    if target.key:
+        provider["api_key_env_var"] = "AGENT_SERVER_API_KEY"
+    model: dict[str, object] = {"name": target.model, "provider": "agent-server", "supports_images": target.images}
+    if target.context:
+        model |= {"max_context_length": target.context, "max_output_tokens": target.answer}
+    return f"{_toml({'active_model': target.model})}\n[[providers]]\n{_toml(provider)}\n[[models]]\n{_toml(model)}"
+
+
+def _toml(table: Mapping[str, object]) -> str:
+    """Return a table of strings, numbers, booleans and lists of these, whose JSON is TOML."""
+    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in table.items())
+
+
 def continue_dev(target: Target) -> str:
     """For `~/.continue/config.yaml`, or a file that `cn --config` names."""
     capabilities = ["tool_use", *(["image_input"] if target.images else [])]
@@ -144,7 +174,7 @@ def aider(target: Target) -> str:
 
 CLIENTS: Mapping[str, Callable[[Target], str]] = {
     "aider": aider, "claude": claude, "cline": cline, "codex": codex, "continue": continue_dev, "copilot": copilot,
-    "kilo": kilo, "opencode": opencode, "pi": pi, "qwen": qwen,
+    "kilo": kilo, "kimi": kimi, "opencode": opencode, "pi": pi, "qwen": qwen, "vibe": vibe,
 }  # fmt: skip
 
 

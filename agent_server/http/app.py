@@ -30,7 +30,7 @@ from agent_server.http.middleware.context import (
 )
 from agent_server.http.middleware.counted_send import SWITCHING, CountedSend, in_slices
 from agent_server.http.middleware.errors import (
-    add_version_prefix,
+    correct_version_prefix,
     error_response,
     refuse_websocket,
     route_path,
@@ -142,7 +142,7 @@ class Application(FastAPI):
             return
         if self._prefix:
             strip_repeated_prefix(scope, self._prefix)
-        add_version_prefix(scope)
+        correct_version_prefix(scope)
         unwrapped = self.user_middleware == self._layers
         send = in_slices(send, claim_of(scope))
         headers = first_headers(scope)

@@ -69,6 +69,20 @@ def test_continue():
     assert model["capabilities"] == ["tool_use"]
 
 
+def test_kimi_and_vibe():
+    named = ("--url", f"{URL}/v1", "--model", 'org/a "b"', "--api-key", "secret")
+    found = tomllib.loads(connect("kimi", *named).stdout)
+    model = found["models"][found["default_model"]]
+    assert found["providers"][model["provider"]] == {"type": "openai", "base_url": f"{URL}/v1", "api_key": "secret"}
+    assert (model["model"], model["capabilities"]) == ('org/a "b"', ["tool_use"])
+    printed = connect("vibe", *named).stdout
+    found = tomllib.loads(printed)
+    (provider,), (model,) = found["providers"], found["models"]
+    assert (provider["api_base"], provider["api_key_env_var"]) == (f"{URL}/v1", "AGENT_SERVER_API_KEY")
+    assert found["active_model"] == model["name"] == 'org/a "b"' and model["provider"] == provider["name"]
+    assert "secret" not in printed, "Vibe reads a key from the environment"
+
+
 def test_pi_and_cline():
     named = ("--url", f"{URL}/v1", "--model", "m", "--api-key", "secret")
     provider = json.loads(connect("pi", *named).stdout)["providers"]["agent-server"]
@@ -104,7 +118,7 @@ async def test_the_model_is_the_servers_first_and_the_agent_knows_its_context():
     [
         (
             ("cursor", "--model", "m"),
-            "Unknown client 'cursor'. Use aider, claude, cline, codex, continue, copilot, kilo, opencode, pi, qwen.",
+            "Unknown client 'cursor'. Use aider, claude, cline, codex, continue, copilot, kilo, kimi, opencode, pi, qwen, vibe.",
         ),
         (("codex", "--url", URL), f"No server answers at {URL}"),
     ],

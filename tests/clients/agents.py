@@ -95,6 +95,10 @@ def _kilo(prompt: str, goes_on: bool) -> list[str]:
     return ["run", "--auto", *(["--continue"] if goes_on else []), prompt]
 
 
+def _kimi(prompt: str, goes_on: bool) -> list[str]:
+    return [*(["--continue"] if goes_on else []), "--prompt", prompt]
+
+
 def _bash(command: str) -> Call:
     return "Bash", {"command": command, "description": "Run a command", "timeout": 120_000}
 
@@ -174,6 +178,17 @@ AGENTS = {
             search=(("tool_search", {"query": "mix"}), (MIX, {"one": "red", "other": "blue"})),
         ),
         CodingAgent(
+            "kimi", "Kimi Code", "@moonshot-ai/kimi-code", "Chat Completions", _kimi,
+            edits=lambda file, old, new: [
+                ("Read", {"path": str(file)}),
+                ("Edit", {"path": str(file), "old_string": old, "new_string": new}),
+                ("Bash", {"command": f"cat {file.name}"}),
+            ],
+            shell=lambda command: ("Bash", {"command": command, "timeout": 120}),
+            picture=lambda file: ("ReadMediaFile", {"path": str(file)}),
+            lacks={"tool search": "has none"},
+        ),
+        CodingAgent(
             "cline", "Cline", "cline", "Chat Completions", _cline,
             edits=lambda file, old, new: [
                 ("read_files", {"files": [{"path": str(file)}]}),
@@ -239,6 +254,8 @@ class Session:
                 self._write(self.project / "kilo.json", configuration)
             case "continue":
                 self._write(self.home / ".continue" / "config.yaml", configuration)
+            case "kimi":
+                self._write(self.home / ".kimi-code" / "config.toml", configuration)
             case "qwen":
                 settings = json.loads(configuration) | ({"mcpServers": {"paint": server}} if paint else {})
                 self._write(self.home / ".qwen" / "settings.json", json.dumps(settings))

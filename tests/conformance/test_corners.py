@@ -701,8 +701,9 @@ async def test_a_prompt_is_shown_without_an_answer(running: Running, http: httpx
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_paths_may_lack_their_version(http: httpx.AsyncClient, path: str) -> None:
-    bare = path.removeprefix("/v1")
+@pytest.mark.parametrize("prefix", ["", "/v1/v1"])
+async def test_paths_may_lack_or_repeat_their_version(http: httpx.AsyncClient, path: str, prefix: str) -> None:
+    bare = prefix + path.removeprefix("/v1")
     assert (await http.post(bare, json=PATHS[path])).status_code == 200
     refused = (await http.post(bare, json={**PATHS[path], "temperature": "x"})).json()
     assert "temperature" in refused["error"]["message"]
@@ -714,10 +715,10 @@ async def test_paths_without_their_version_are_guarded_as_those_with_it() -> Non
         serving(scripted(ANSWER), api_keys=("one",), root_path="/ai") as running,
         httpx.AsyncClient(base_url=running.url) as http,
     ):
-        for path in ("/models", "/v1/models", "/ai/models", "/ai/v1/models"):
+        for path in ("/models", "/v1/models", "/v1/v1/models", "/ai/models", "/ai/v1/models", "/ai/v1/v1/models"):
             assert (await http.get(path)).status_code == 401
             assert (await http.get(path, headers={"authorization": "Bearer one"})).status_code == 200
-        for path in ("/modelsx", "/aimodels", "/ai/ai/models"):
+        for path in ("/modelsx", "/aimodels", "/ai/ai/models", "/v1/v1/v1/models"):
             assert (await http.get(path, headers={"authorization": "Bearer one"})).status_code == 404
 
 

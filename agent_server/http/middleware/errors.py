@@ -55,13 +55,14 @@ UNVERSIONED_PATHS = (
 _is_unversioned = re.compile(rf"(?:{'|'.join(UNVERSIONED_PATHS)})(?:/|\Z)").match
 
 
-def add_version_prefix(scope: Scope) -> None:
-    """Prepend `/v1` if the client omitted it, before anything reads the path."""
+def correct_version_prefix(scope: Scope) -> None:
+    """Give the path one `/v1` before anything reads it: some base URLs lack it, and Anthropic's clients repeat it."""
     path = route_path(scope)
-    if _is_unversioned(path) is None:
-        return
     before = scope["path"][: len(scope["path"]) - len(path)]
-    _set_path(scope, f"{before}/v1{path}")
+    if path.startswith("/v1/v1/"):
+        _set_path(scope, f"{before}{path[3:]}")
+    elif _is_unversioned(path):
+        _set_path(scope, f"{before}/v1{path}")
 
 
 def strip_repeated_prefix(scope: Scope, prefix: str) -> None:
