@@ -6,7 +6,8 @@ in easy mode and stage 3 in hard mode", Qwen2.5-Coder 1.5B makes the first of th
 nothing but such an object is generated again from its brace, as a list of calls whose arguments fit their schemas. A
 client sees nothing of this, since such an object is held back until the answer ends: with text after it, it is an
 example, and stays as it is. So does a call of LONG tokens and more that fits its schema, such as one with a document:
-nearly all of its time is spent on its text, which would be another one in the list. An object in which the model
+nearly all of its time is spent on its text, which would be another one in the list. So do several calls that fit their
+schemas, in a list or after each other. An object in which the model
 repeats itself is generated again before it ends, because the list's grammar ends the string.
 
 The calls of a list in place of a complete object are the likeliest ones, whatever the temperature is: of 48 answers to
@@ -53,7 +54,7 @@ from agent_server.engine_protocol.protocol import (
 from agent_server.engine_protocol.repetition import EVERY, is_repetitive
 from events.grammar.nodes import Node, constant, sequence
 from events.parsing.schema import Schema
-from events.parsing.unmarked_calls import FENCES, is_one_call
+from events.parsing.unmarked_calls import FENCES, count_calls
 
 MOST_TOKENS = 4096
 """The most tokens of an answer that are held back."""
@@ -66,18 +67,21 @@ LEAST_CERTAINTY = 0.96
 ALTERNATIVES = 20
 """Alternatives requested for each token of a list, from which the probability of its first name is computed."""
 _OPENING = re.compile(rf"\s*(?:{'|'.join(FENCES)})?\s*")
+_BETWEEN = re.compile(r"[\s}`]*(?:(?<=```)\w*\s*)?([\[{].*)?", re.DOTALL)
+"""What follows a call: closing braces and fences, and perhaps the next call, with its fence."""
 _BRACKET = "[\n"
 _MOST_NAME = 512
 
 
-def is_object_call(text: str, names: Collection[str]) -> bool | None:
-    """Return whether an answer is a JSON object, fenced or not, whose first key is the name of one of these functions,
-    as far as it is written: None if the text is too short to name a function, False if text follows the object."""
+def begins_calls(text: str, names: Collection[str]) -> bool | None:
+    """Return whether an answer is JSON, fenced or not, whose objects have the name of one of these functions as their
+    first key, or lists of such objects, as far as it is written: None if the text is too short to name a function,
+    False if other text follows."""
     if any(fence.startswith(text.strip()) for fence in FENCES):
         return None
     rest, beginning = _OPENING.sub("", text, count=1), '{"name":"'
     rest = rest.removeprefix("{") if re.match(r"\{\s*\{", rest) else rest
-    compact = re.sub(r"\s+", "", rest.lstrip()[:_MOST_NAME])
+    compact = re.sub(r"\s+", "", rest[:_MOST_NAME]).removeprefix("[")
     if not compact.startswith(beginning):
         return None if beginning.startswith(compact) else False
     name, quote, _ = compact[len(beginning) :].partition('"')
@@ -85,11 +89,14 @@ def is_object_call(text: str, names: Collection[str]) -> bool | None:
         return None if any(each.startswith(name) for each in names) else False
     if name not in names:
         return False
-    if text.rstrip()[-1:] in ("}", "]") or "}" not in text:  # inside the object, or at its end
+    if text.rstrip()[-1:] in ("}", "]") or "}" not in text:  # inside the JSON, or at its end
         return True
     with contextlib.suppress(json.JSONDecodeError, RecursionError):
-        _, end = json.JSONDecoder().raw_decode(rest.lstrip())
-        return not rest.lstrip()[end:].strip(" \t\r\n}`")
+        _, end = json.JSONDecoder().raw_decode(rest)
+        following = _BETWEEN.fullmatch(rest, end)
+        if following is None:
+            return False
+        return following[1] is None or begins_calls(following[1], names) is not False
     return True
 
 
@@ -282,13 +289,13 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
                 return "send"
             if self._replaces(first.text, is_complete=True):
                 return "plain"
-            if not first.is_call or (len(first.held) >= LONG and is_one_call(first.text, self.tools)):
-                return "send"
-            return "list"
+            calls = count_calls(first.text, self.tools) if first.is_call else 0
+            is_finished = calls > 1 or (calls == 1 and (_is_list(first.text) or len(first.held) >= LONG))
+            return "list" if first.is_call and not is_finished else "send"
         if item.is_reasoning:
             first.is_call = False
             return "send"
-        verdict, replaced = is_object_call(first.text, self.tools), self._replaces(first.text, is_complete=False)
+        verdict, replaced = begins_calls(first.text, self.tools), self._replaces(first.text, is_complete=False)
         if verdict and not first.is_call and self.plain_answer is not None:  # the name is complete
             replaced = replaced or self.plain_answer.is_unlikely_call(first.held)
         first.is_call = verdict is True
@@ -370,7 +377,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
     def _second(self, request: GenerationRequest, first: _First, info: EngineInfo) -> tuple[GenerationRequest, Delta]:
         """Return the request for a list in place of the object that `first` begins, and the list's beginning."""
         text = "".join(token.text for token in first.held)
-        before = text[: text.index("{")]
+        before = text[: text.index("[" if _is_list(text) else "{")]
         tokens: list[Token] = []
         size = 0
         for token in first.held:
@@ -384,7 +391,7 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         end = text.rfind("}") + 1 or len(text)
         level = re.search(r"\n([ \t]*)", text[len(before) : end])
         element = textwrap.indent(text[len(before) : end], level[1] if level else "")
-        expected = f"{before}{_BRACKET}{element}\n]{text[end:]}"
+        expected = text if _is_list(text) else f"{before}{_BRACKET}{element}\n]{text[end:]}"
         # An engine that treats the beginning as part of the prompt begins the grammar behind it.
         grammar = sequence(constant(before + "["), self.grammar) if info.continues == "exact" else self.grammar
         sampling = request.sampling
@@ -402,6 +409,10 @@ class CallList(msgspec.Struct, frozen=True, kw_only=True):
         """The tokens of a text that the model did not generate. The last of them has the text."""
         *silent, last = self.tokenize(text)
         return [*(Token(id, "") for id in silent), Token(last, text)]
+
+
+def _is_list(text: str) -> bool:
+    return "[" in text.partition("{")[0]
 
 
 def _with_scores(request: GenerationRequest, *, alternatives: int) -> GenerationRequest:

@@ -131,9 +131,11 @@ class TextReader:
                 self.within = ""
         if (self.rules.unmarked_calls or self.rules.checked) and self.within == "":
             blank = yield from self.source.blank()
-            if (yield from self._at_block()):
+            while (yield from self._at_block()):
                 yield from self._block(blank, exact=False)
-                return
+                if not self.output.at_start:  # it was text
+                    return
+                blank = yield from self.source.blank()
             self.source.unread(blank)
         if self.rules.bare_calls:
             # JSON or a list of Python calls.

@@ -1,9 +1,9 @@
 """Calls without their format's markers: JSON that is bare, fenced or in another family's markers.
 
 Such a block counts at the beginning of an answer or directly after another call, if every object in it names a declared
-tool and its arguments fit that tool's schema. Bare JSON and a fence must also end the message; with text after them
-they are examples. A fence after text counts if that text announces it (`announces_call`) and nothing in the call had to
-be repaired. A block is held back while it may still become a call; everything else is text.
+tool and its arguments fit that tool's schema. Bare JSON and fences must also end the message; with text after them they
+are examples, all of them. A fence after text counts if that text announces it (`announces_call`) and nothing in the
+call had to be repaired. A block is held back while it may still become a call; everything else is text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CLOSERS = {
     **dict.fromkeys(("[TOOL_CALLS]", "<|python_tag|>"), ""),
 }
 OPENERS = scanner_for(tuple(_CLOSERS))
-_DOUBLED_BRACE, _CLOSING_BRACE = scanner_for(("{{",)), scanner_for(("}",))
+_DOUBLED_BRACE = scanner_for(("{{",))
 _TOOL_CALLS = "tool_calls"
 MOST_PROSE = 300
 """The most characters of text before a fence that may contain a call."""
@@ -67,29 +67,54 @@ def announces_call(prose: str, *, within_line: bool = False) -> bool:
 def read_block(
     source: Source, tools: Mapping[str, Schema], ends: Scanner, *, exact: bool = False
 ) -> Reading[list[UnmarkedCall]]:
-    """Read the calls of the block that begins here with an opening marker or with bare JSON; [] if it is not such a
-    block.
+    """Read the calls of the block that begins here with an opening marker or with bare JSON, and of the blocks directly
+    after a fence or bare JSON; [] if one of these is not such a block.
 
     `source` remembers the consumed text. ends: markers of the format that may follow. exact: refuse calls that need
     repairs or have arguments that the schema does not name.
     """
-    opener = yield from source.match(OPENERS)
+    calls: list[UnmarkedCall] = []
+    while True:
+        opener = yield from source.match(OPENERS)
+        alone = not opener or opener in FENCES
+        block = yield from _block_calls(source, tools, opener, exact)
+        if not block:
+            return []
+        calls += block
+        if not alone:
+            while (char := (yield from source.peek())) in ("\r", "\t", " "):
+                source.position += 1
+            return calls if char in ("", "\n", "<") or is_token(char) else []
+        char = yield from source.space()
+        # If the output was cut off, text might have followed.
+        if (not char and not source.cut) or is_token(char) or (yield from source.ahead(ends)):
+            return calls
+        if not (yield from source.ahead(OPENERS)):
+            return []
+
+
+def _block_calls(source: Source, tools: Mapping[str, Schema], opener: str, exact: bool) -> Reading[list[UnmarkedCall]]:
+    """Read the calls of one block through its closing marker; [] if it has anything else. opener: its opening marker,
+    which was consumed; "" for bare JSON."""
     closers = [_CLOSERS.get(opener, "")]
-    alone = not opener or opener in FENCES
     char = yield from source.space()
     if char == "<" and (inner := (yield from source.match(OPENERS))):
         closers.insert(0, _CLOSERS[inner])
         char = yield from source.space()
     calls: list[UnmarkedCall] = []
     while char and char in "{[":
-        # Qwen2.5-Coder's template shows the braces of a call doubled, and its models write what it shows.
+        # Qwen2.5-Coder's template shows the braces of a call doubled. Its models write what it shows, and sometimes
+        # close more braces than they opened.
         doubled = yield from source.ahead(_DOUBLED_BRACE)
         if doubled:
             source.position += 1
         value = yield from _value(source)
         if doubled:
-            yield from source.space()
-            if not (yield from source.match(_CLOSING_BRACE)):
+            closed = 0
+            while (yield from source.space()) == "}":
+                source.position += 1
+                closed += 1
+            if not closed:
                 return []
         if isinstance(value, dict) and set(value) == {_TOOL_CALLS}:
             value = value[_TOOL_CALLS]
@@ -105,31 +130,19 @@ def read_block(
             char = yield from source.peek()
             if source.cut or not (char == "" or is_token(char)):  # a model may end without closing a fence
                 return []
-    if alone:
-        char = yield from source.space()
-        # If the output was cut off, text might have followed.
-        last = (
-            (not char and not source.cut)
-            or is_token(char)
-            or (yield from source.ahead(ends))
-            or (yield from source.ahead(OPENERS))
-        )
-        return calls if last else []
-    while (char := (yield from source.peek())) in ("\r", "\t", " "):
-        source.position += 1
-    return calls if char in ("", "\n", "<") or is_token(char) else []
+    return calls
 
 
-def is_one_call(text: str, tools: Mapping[str, Schema]) -> bool:
-    """Return whether a whole answer is one call, bare or in a fence."""
+def count_calls(text: str, tools: Mapping[str, Schema]) -> int:
+    """Return the number of calls of which a whole answer consists, bare or in fences; 0 if it has anything else."""
     source = Source()
     source.add(text.strip())
     source.final = True
     try:
         next(read_block(source, tools, scanner_for(())))
     except StopIteration as end:
-        return len(end.value) == 1
-    return False
+        return len(end.value)
+    return 0
 
 
 def _value(source: Source) -> Reading[object]:

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_server.agents import Agent
-from agent_server.agents.call_lists import ListedCalls, is_object_call
-from agent_server.agents.plain_answers import declared_probability
+from agent_server.agents.call_lists import ListedCalls, begins_calls
+from agent_server.agents.plain_answers import UNMARKED_CALL, declared_probability
 from agent_server.engine_protocol.protocol import (
     Alternative,
     Delta,
@@ -43,6 +43,7 @@ LIST = (
     '```json\n[\n  {"name": "paint", "arguments": {"color": "red"}},\n'
     '  {"name": "paint", "arguments": {"color": "blue"}}\n]\n```'
 )
+PAINT_RED, PAINT_BLUE = MERGED.replace("red and blue", "red"), MERGED.replace("red and blue", "blue")
 OPTIONS = GenerationOptions(store=False)
 
 
@@ -110,6 +111,25 @@ async def test_two_calls_that_would_be_one(chunk: int):
     assert second.request_id != first.request_id and second.constraint != first.constraint
     (finished,) = of(events, RunFinished)
     assert finished.usage is not None and finished.usage[0].output_tokens == len(LIST)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 1000])
+@pytest.mark.parametrize(
+    "said", [LIST, f"{PAINT_RED}\n\n{PAINT_BLUE}", f"{{{PAINT_RED[8:-4]}}}}}\n{{{PAINT_BLUE[8:-4]}}}}}"]
+)
+async def test_several_calls_are_sent_as_the_model_wrote_them(said: str, chunk: int):
+    """Their ids tell the next request that they were written without markers."""
+    events, requests = await answered(said, chunk=chunk)
+    assert calls(events) == [("paint", {"color": "red"}), ("paint", {"color": "blue"})] and not text(events)
+    assert len(requests) == 1
+    assert all(call.tool_call_id.startswith(UNMARKED_CALL) for call in of(events, ToolCallStart))
+
+
+@pytest.mark.parametrize("said", [LIST.replace('"blue"', "7"), f"{PAINT_RED}\n{PAINT_BLUE}".replace('"blue"', "7")])
+async def test_several_calls_that_do_not_fit_are_written_again(said: str):
+    events, (_, second) = await answered(said, LIST)
+    assert calls(events) == [("paint", {"color": "red"}), ("paint", {"color": "blue"})] and not text(events)
+    assert bytes(second.generated) == b"```json\n[\n"
 
 
 def written(*made: tuple[str, dict[str, Any]]) -> str:
@@ -418,10 +438,18 @@ NAMES = {"paint", "paint_twice"}
         ("The name", False),
         (MERGED + "\nThat", False),
         (MERGED[8:-4] + " is", False),
+        (LIST, True),
+        (f"{MERGED}\n\n{MERGED}", True),
+        (f"{MERGED}\n{LIST}", True),
+        (f"{MERGED[8:-4]}\n{MERGED[8:-4]}", True),
+        ("{" + MERGED[8:-4] + "}}\n{" + MERGED[8:-4], True),
+        (f"{MERGED}\n```python\nprint()", False),
+        (f'{MERGED}\n```json\n{{"result"', False),
+        (f"{LIST}\n\nThese paint", False),
     ],
 )
 def test_every_beginning_is_undecided_then_a_call_and_then_perhaps_an_example(said: str, begins: bool):
-    verdicts = [is_object_call(said[:end], NAMES) for end in range(len(said) + 1)]
+    verdicts = [begins_calls(said[:end], NAMES) for end in range(len(said) + 1)]
     assert verdicts[-1] is begins
     order = [verdict for at, verdict in enumerate(verdicts) if at == 0 or verdict is not verdicts[at - 1]]
     assert order in ([None, True], [None, False], [None, True, False])

@@ -75,6 +75,28 @@ def test_blocks_that_are_calls(text: str):
         assert read(HERMES, pieces, Policy(tools=WEATHER)) == ("", "", PARIS)
 
 
+OSLO = CALL.replace("Paris", "Oslo")
+BOTH = [*PARIS, ("get_weather", "", '{"city": "Oslo"}')]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"```json\n{CALL}\n```\n\n```json\n{OSLO}\n```",
+        f"```json\n{CALL}\n```\n```\n{OSLO}",
+        f"<tools>\n{CALL}\n</tools>\n<tools>\n{OSLO}\n</tools>",
+        f"```json\n{CALL}\n```\n<tools>{OSLO}</tools>",
+        f"<tools>{CALL}</tools>\n```json\n{OSLO}\n```",
+        f"{CALL}\n{OSLO}",
+        "{" + CALL + "}\n{" + OSLO + "}",
+        "{" + CALL + "}}\n{" + OSLO + "}}",
+    ],
+)
+def test_blocks_directly_after_each_other_are_calls(text: str):
+    for pieces in [[text], *splits(text, 5)]:
+        assert read(HERMES, pieces, Policy(tools=WEATHER)) == ("", "", BOTH)
+
+
 @pytest.mark.parametrize("text", [CALL, f"```json\n{CALL}\n```\n", f"```json\n{CALL}", f"```json\n[{CALL}]\n"])
 def test_the_token_that_ends_a_message_ends_a_block(text: str):
     """A model may end its turn without closing the fence."""
@@ -96,6 +118,8 @@ def test_the_token_that_ends_a_message_ends_a_block(text: str):
         f"> ```json\n> {CALL}\n> ```",
         f"```json\n{CALL}\n```\n\nThis asks for the weather.",
         f"{CALL}\n\nThis asks for the weather.",
+        f"```json\n{CALL}\n```\n\n```json\n{OSLO}\n```\n\nThese ask for the weather.",
+        f"```json\n{CALL}\n```\n\n```python\nprint()\n```",
         f"[{CALL}] and more",
         '{"name": "get_weather", "arguments": {"city": 7}}',
         '{"name": "get_weather", "arguments": {}}',
