@@ -7,8 +7,8 @@ nothing but such an object is generated again from its brace, as a list of calls
 client sees nothing of this, since such an object is held back until the answer ends: with text after it, it is an
 example, and stays as it is. So does a call of LONG tokens and more that fits its schema, such as one with a document:
 nearly all of its time is spent on its text, which would be another one in the list. So do several calls that fit their
-schemas, in a list or after each other. An object in which the model
-repeats itself is generated again before it ends, because the list's grammar ends the string.
+schemas, in a list or after each other. An object in which the model repeats itself is generated again before it ends,
+because the list's grammar ends the string.
 
 The calls of a list in place of a complete object are the likeliest ones, whatever the temperature is: of 48 answers to
 "What was the temperature in Oslo?", in conversations with the weather of before, Qwen2.5-Coder 1.5B calls the weather
