@@ -227,6 +227,7 @@ class Channels(Description, frozen=True, kw_only=True):
         header that no route matches is a function's name; if it cannot be a name, it is text.
     namespace: text before the name that is not part of it (`functions.`). Other recipients are not tools of the
         request.
+    content_type: the marker before the type of the body (`<|constrain|>json`), which ends the function's name.
     start_ends_body: whether `start` within a body ends it.
     starts_in_header: whether the prompt ends within a header.
     markup: whether reasoning that is shown in the content includes its markers.
@@ -239,6 +240,7 @@ class Channels(Description, frozen=True, kw_only=True):
     recipient: Word = ""
     named: bool = False
     namespace: Word = ""
+    content_type: Annotated[str, Marker("messages")] = ""
     start_ends_body: bool = True
     starts_in_header: bool = False
     markup: bool = True

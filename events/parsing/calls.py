@@ -6,6 +6,7 @@ not to be a call, the format's `failed` setting decides what happens to it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from html import unescape
 from typing import Literal
@@ -15,12 +16,24 @@ from events.parsing.json_output import escaped
 from events.parsing.open_call import CutOff, OpenCall, read_json_call
 from events.parsing.pieces import Piece
 from events.parsing.policy import Policy
-from events.parsing.source import Reading, Scanner, Source
+from events.parsing.source import Reading, Scanner, Source, is_token
 from events.parsing.syntax import Syntax, distinctive, is_tag, self_closing, substantial
 
 NAME_LIMIT = 256
 """The most characters of a function's name or a call's id."""
-_NOT_IN_NAMES = frozenset("<>{}[]()\"'")
+_NOT_IN_NAMES = frozenset("<>{}[]()\"'`")
+
+
+_IN_OTHER_ID = re.compile(r"(?:functions[._:]?)?(.+?)[._:]?\d+")
+"""An id that was altered: `functions_get_weather_1` or `functionsget_weather1` for `functions.get_weather:1`. Clients
+replace characters of ids, and models imitate the ids of the conversation."""
+
+
+def _is_name(text: str) -> bool:
+    """Return whether a text may be the name of a function. Numbers are ids or positions."""
+    if not any(map(str.isalnum, text)) or text.isdigit():
+        return False
+    return not any(c.isspace() or c in _NOT_IN_NAMES or is_token(c) for c in text)
 
 
 class HeaderReader:
@@ -76,6 +89,8 @@ class HeaderReader:
                 raise NoCall("a function name without an end")
             if self.call.setting("truncated") == "name" and text.strip():
                 self._take_name(text)
+            if not self.source.cut and text.strip() and not _is_name(text.strip()):
+                raise NoCall(f"{text.strip()[:40]!r} is not a function name")
             raise CutOff
         self._without_arguments = raw_marker in tags
         if self._without_arguments:
@@ -113,10 +128,13 @@ class HeaderReader:
             name = name.rpartition(calls.name_parts[0])[0]
         name = name.removesuffix("\\n").strip()
         name = unescape(name) if self.tools.name_entities else name
+        declared = self.call.policy.tools
+        if in_name and declared and name not in declared and (known := _IN_OTHER_ID.fullmatch(name)):
+            name = known[1] if known[1] in declared else name
         # Some models write only the call's number; the arguments then determine the tool.
         if in_name and name.isdigit() and self.call.policy.tools:
             self.call.nameless = True
-        elif not name or name.isdigit() or any(c.isspace() or c in _NOT_IN_NAMES for c in name):
+        elif not _is_name(name):
             raise NoCall(f"{name[:40]!r} is not a function name")
         else:
             self.call.declare(name)
@@ -151,11 +169,14 @@ class CallReader:
         self.tools = self.call.tools
         self._show_default = self._show = show
         self._bare = self._array = self._further = False  # further: not the first of its section
+        self.mentioned = False
+        """Whether the last marker was part of a text, which was not consumed behind it."""
+        self._may_mention = False
         self._gap = ""
 
-    def read(self, marker: str) -> Reading[None]:
+    def read(self, marker: str, *, of_model: bool = True) -> Reading[None]:
         """Read the calls after a marker that was just consumed, or that begin here without one (""), to the end of the
-        last call."""
+        last call. of_model: whether the model wrote the marker, not the prompt."""
         action: Opener = "name"
         opener = self.syntax.canonical(marker)
         if not marker:
@@ -164,7 +185,7 @@ class CallReader:
             action = "section"
         elif opener == self.calls.call_start:
             action = "call"
-        self._show = self._show_default
+        self._show, self.mentioned, self._may_mention = self._show_default, False, of_model and bool(marker)
         self.call.unmarked, self._bare = action in ("bare", "name"), action == "bare"
         self._array = self.calls.opens_array and action == "section" and marker.endswith("[")
         self._further = False
@@ -178,13 +199,13 @@ class CallReader:
     def read_message(self, name: str, header: str, show: Callable[[str], None]) -> Reading[None]:
         """Read a call that is the body of a message: its arguments if the header has the name, otherwise a JSON
         object."""
-        self._show = show
+        self._show, self._may_mention = show, False
         self.call.unmarked = self._bare = self._array = self._further = False
         yield from self._try_call(header, self._message(name))
 
     def read_text_message(self, name: str, header: str, show: Callable[[str], None]) -> Reading[None]:
         """Read a call that is the body of a message: its only argument, `text`, is the unchanged body."""
-        self._show = show
+        self._show, self._may_mention = show, False
         self.call.unmarked = self._bare = self._array = self._further = False
         yield from self._try_call(header, self._text_message(name))
 
@@ -232,6 +253,11 @@ class CallReader:
                 parts = [text]
                 yield from self._pass_over(parts.append)
                 call.keep_as_text(self._without_markers("".join(parts)))
+            elif setting == "content" and self._may_mention and not (call.name or call.unmarked):
+                # The text behind the marker is read as if it were not one.
+                self.mentioned = True
+                self._show(marker)
+                source.unread(text.removeprefix(marker))
             elif setting in ("content", "text"):
                 self._show(self._without_markers(text) if setting == "text" else text)
                 yield from self._pass_over(self._show, markers=setting == "content")

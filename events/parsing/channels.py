@@ -75,6 +75,11 @@ def _header(reader: TextReader, channels: Channels, start: str) -> Reading[None]
             yield from _body(reader, channels, header + marker, (last if text else "") + marker)
             return
         if marker in channels.end or not marker:
+            body = "" if prompted else _body_in_header(channels, header, text)
+            if body and not (source.final and source.cut):  # the end of the header is missing
+                source.unread(body + marker)
+                yield from _body(reader, channels, header.removesuffix(body), channels.header_end[0])
+                return
             # The model's text, without the prompt's part and without the model's own role.
             text = header.removeprefix(start + prompted) if prompted else header
             if channels.recipient and not prompted:
@@ -90,12 +95,23 @@ def _header(reader: TextReader, channels: Channels, start: str) -> Reading[None]
         header, last = header + marker, marker
 
 
+def _body_in_header(channels: Channels, header: str, text: str) -> str:
+    """Return the body that follows a header without its end: a call's object, or what follows a route's name; "" if
+    there is none. text: the header from its last marker on."""
+    if not channels.recipient:
+        return ""
+    if channels.recipient in header:
+        return text[text.find("{") :] if "{" in text else ""
+    names = [route.header for route in channels.routes if text.strip().startswith(route.header)]
+    return text.partition(names[0])[2].lstrip() if names else ""
+
+
 def _destination(reader: TextReader, channels: Channels, header: str) -> Destination:
     """Return the function that the header names, or else its last route."""
     name = ""
     if channels.recipient and channels.recipient in header:
         name = header.rpartition(channels.recipient)[2]
-        for marker in (*channels.start, *channels.header_end, "<"):
+        for marker in filter(None, (*channels.start, *channels.header_end, channels.content_type, "<")):
             name = name.partition(marker)[0]
         name = (name.split() or [""])[0]
     declared = reader.policy.tools

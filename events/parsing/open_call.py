@@ -240,6 +240,8 @@ class OpenCall:
 
 
 _KEY_LIMIT = 256
+MOST_BRACES = 2
+"""How many braces may open a call: templates with an example in doubled braces (Qwen2.5) teach models to write two."""
 
 
 def read_json_call(call: OpenCall) -> Reading[None]:
@@ -248,11 +250,12 @@ def read_json_call(call: OpenCall) -> Reading[None]:
     ends = call.syntax.scanner(*call.calls.ends)
     arguments: str | None = None
     depth = 0
+    has_key = False
     while True:
         char = yield from source.space(",")
-        if char == "{" and not depth:
+        if char == "{" and not has_key and depth < MOST_BRACES:
             source.position += 1
-            depth = 1
+            depth += 1
         elif char == "}":
             source.position += 1
             depth -= 1
@@ -262,6 +265,7 @@ def read_json_call(call: OpenCall) -> Reading[None]:
             break
         else:
             key = yield from _key(call)
+            has_key = True
             char = yield from source.space()
             role = _role(call, key, char)
             if role == "wrapper":

@@ -162,6 +162,7 @@ class OutputWriter:
         self._prompted = False  # whether the prompt opened the current reasoning
         self._blank: list[str] = []  # white space, emitted when text of the same kind follows
         self._content_blank: list[str] = []  # the same of content, while reasoning is read
+        self._reasoning_blank: list[str] = []  # the same of reasoning, while a call that interrupts it is read
         self._undecided: list[str] = []
         self._pending_opener = ""  # the prompt's opener of reasoning that stays in the content, until text follows it
 
@@ -224,8 +225,9 @@ class OutputWriter:
         """Emit text unchanged that was first taken for something else."""
         if not text:
             return
-        if self.resumes == "reasoning":
+        if self.resumes == "reasoning" and self.kind == "content":
             self.enter("reasoning")
+            self._blank = self._reasoning_blank
         self._has_text, self.at_start = True, False
         text = "".join(self._blank) + text
         self._blank = []
@@ -265,6 +267,8 @@ class OutputWriter:
             return
         if self.kind == "content":
             self._content_blank = self._blank
+        else:
+            self._reasoning_blank = self._blank
         self._blank = self._content_blank if kind == "content" else []
         self.kind = kind
         self._has_text = kind == "content" and self.answered

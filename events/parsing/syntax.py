@@ -64,7 +64,7 @@ DOES: Mapping[Action, str] = {
     "reopen reasoning": "is left out before the first word; text after it, or if the prompt opened the reasoning",
     "close reasoning": "reasoning ends, content begins",
     "close what was not opened": "is left out; text if the output cannot open reasoning",
-    "interrupt reasoning": "reasoning ends or pauses, and the marker is read again as a call's; text within a sentence",
+    "interrupt reasoning": "reasoning ends or pauses for a call that begins here; else text",
     "enter content": "reasoning ends, content begins",
     "end calls": "is left out after a call, else text",
     "read calls": "the calls that begin here are read (strict boundaries: text, once the answer has begun)",

@@ -243,7 +243,7 @@ class TextReader:
 
     def _interrupt_reasoning(self, marker: str) -> None:
         """Handle a call marker in reasoning: it ends the reasoning or interrupts it for the call. Spelled out within a
-        sentence it only mentions a call; as a token of the vocabulary it never does."""
+        sentence, and where no call follows, it is part of the reasoning."""
         self._forget_address(marker)
         resumes = self.format.reasoning is not None and self.format.reasoning.after_call == "reasoning"
         mentioned = self.output.in_sentence and not any(map(is_token, marker))
@@ -255,7 +255,7 @@ class TextReader:
         self.source.position -= len(marker)
         self.output.enter("content")
         self.output.at_start = False
-        self.output.resumes = "reasoning" if resumes else "content"
+        self.output.resumes = "reasoning"
 
     def _enter_content(self, marker: str) -> None:
         self.mark(marker)
@@ -310,12 +310,17 @@ class TextReader:
         assert self.calls is not None
         self.output.decide("content")
         self.output.forget_opener()
-        before = self.output.calls
+        before, after_section = self.output.calls, self.after_section
         self.output.behind_call = self.after_section = True
-        yield from self.calls.read(marker)
+        yield from self.calls.read(marker, of_model=self.output.written_by == "model")
+        reasoning = self.format.reasoning
         if self.output.calls > before:
             # After a call, another one may follow without its opening marker.
             self.output.at_start = True
+            if reasoning is None or reasoning.after_call != "reasoning":
+                self.output.resumes = "content"
+        if self.calls.mentioned:
+            self.after_section = after_section
         if self.output.resumes == "reasoning":
             self.output.enter("reasoning")
         self.output.resumes = "content"

@@ -86,13 +86,12 @@ def analyse(template: str) -> TemplateAnalysis:
         tools = analyse_tools(probe, turn, reasoning, content)
         thought = reasoning.description()
         calls = tools.tools or explained_calls(probe)
-        tag_ends = thought is not None and (not thought.start or thought.end[0].strip().startswith("</"))
+        tag_ends = thought is not None and (not thought.start or thought.end[0].strip().startswith(("</", "[/")))
         if thought and calls and (tag_ends or _calls_end_reasoning(probe, thought, on)):
-            # Call markers that also end reasoning: tags, if reasoning ends with a tag (`</think>`, `<tool_call>`),
+            # Call markers that also end reasoning: tags, if reasoning ends with a tag (`</think>`, `[/THINK]`),
             # since models of those families forget to close it, or if the template writes no other end before a call.
-            # Families with other markers quote calls in their reasoning (`[TOOL_CALLS]`).
             tags = [opener.strip().removesuffix("[").rstrip() for opener in (calls.section_start, calls.call_start)]
-            ended_by = tuple(tag for tag in tags if tag.startswith("<") and tag.endswith(">"))
+            ended_by = tuple(tag for tag in tags if tag[:1] + tag[-1:] in ("<>", "[]"))
             thought = msgspec.structs.replace(thought, ended_by=ended_by)
         # The ends of a turn, and the assistant's header if it is repeated between reasoning and text (Solar).
         marks = [*_ends(turn, tools)]

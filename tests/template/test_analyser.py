@@ -493,13 +493,14 @@ def test_no_other_template_is_taken_for_a_family() -> None:
 
 def test_what_ends_reasoning_early() -> None:
     """The tags that open calls, where reasoning ends with a tag too; what a family's own description says; else
-    nothing: `[TOOL_CALLS]` is quoted in thoughts."""
+    nothing."""
     ends = {name: described.ended_by for name in REASONING if (described := analyse(own(name)).output_format.reasoning)}
     assert ends["kimi_id"] == ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
     assert ends["hermes_think"] == ("<tool_call>",)
     assert ends["deepseek_fenced"] == ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
     assert ends["dsml_blob"] == ("<｜DSML｜tool_calls>\n",)
-    assert ends["announced_tags"] == ends["mistral_args"] == ()
+    assert ends["mistral_args"] == ("[TOOL_CALLS]",)
+    assert ends["announced_tags"] == ()
 
 
 def test_thinking_that_is_on_by_default_is_left_alone() -> None:

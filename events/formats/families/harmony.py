@@ -20,6 +20,7 @@ HARMONY = OutputFormat(
         ),
         recipient="to=",
         namespace="functions.",
+        content_type="<|constrain|>",
     ),
     tools=Tools(style="tag", call_end="<|call|>", bare="never"),
 )
@@ -35,6 +36,13 @@ SAMPLES = {
         Sample(
             "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
             content="Yes.",
+            reasoning="Hm.",
+        ),
+        Sample('<|channel|>commentary to=functions.tide<|constrain|>json<|message|>{"port": "Brest"}<|call|>', [BREST]),
+        Sample('<|channel|>commentary to=functions.tide <|constrain|>json{"port": "Brest"}<|call|>', [BREST]),
+        Sample(
+            '<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final {"answer": 4}<|return|>',
+            content='{"answer": 4}',
             reasoning="Hm.",
         ),
         Sample(

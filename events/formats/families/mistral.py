@@ -7,7 +7,7 @@ from events.formats.output_format import CallId, Content, OutputFormat, Tools
 from events.formats.samples import BREST, Sample
 from events.formats.shapes import think
 
-REASONING = think(start="[THINK]", end="[/THINK]")
+REASONING = think("[TOOL_CALLS]", start="[THINK]", end="[/THINK]")
 MISTRAL = OutputFormat(
     name="mistral",
     reasoning=REASONING,
@@ -34,6 +34,7 @@ SAMPLES = {
         Sample('[TOOL_CALLS] [{"name": "tide", "arguments": {"port": "Brest"}, "id": "abc123def"}]</s>', [BREST]),
         Sample('[TOOL_CALLS] [TOOL_CALLS] [{"name": "tide", "arguments": {"port": "Brest"}}]', [BREST]),
         Sample("[TOOL_CALLS] 42"),
+        Sample('[THINK]Look it up.[TOOL_CALLS]tide[ARGS]{"port": "Brest"}</s>', [BREST], reasoning="Look it up."),
         Sample("[THINK]Say [TOOL_CALLS] aloud?[/THINK]No.", content="No.", reasoning="Say [TOOL_CALLS] aloud?"),
     ],
 }
