@@ -49,6 +49,23 @@ def test_a_file_generates_what_its_weights_do(family, tmp_path):
     assert_identical(path, write_gguf(path, family))
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen3", {"attention_bias": True}),
+        ("olmo2", {"attention_bias": True}),
+        ("phi3", {"sliding_window": 8}),
+        ("gemma3", {"final_logit_softcapping": 3.0}),
+        ("gemma2", {"num_hidden_layers": 46, "head_dim": 32, "query_pre_attn_scalar": 16}),  # 27B
+        ("gemma3", {"num_hidden_layers": 62, "head_dim": 32, "query_pre_attn_scalar": 16}),
+    ],
+)
+def test_what_a_file_has_beyond_its_family_is_computed(family, changes, tmp_path):
+    path = tmp_path / "tiny.gguf"
+    assert_identical(path, write_gguf(path, family, **changes))
+
+
 SEEING = {"QWEN2VL": "qwen2", "QWEN3VL": "qwen3", "QWEN3VLMOE": "qwen3-moe"}
 
 
@@ -93,6 +110,16 @@ POSITIONS = {
         {f"{ROPE}type": "yarn", f"{ROPE}factor": 4.0, f"{ROPE}original_context_length": 256},
         {},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+    ),
+    "yarn with a factor of its own": (
+        {
+            f"{ROPE}type": "yarn",
+            f"{ROPE}factor": 4.0,
+            f"{ROPE}original_context_length": 256,
+            f"{ROPE}yarn_attn_factor": 2.0,
+        },
+        {},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "attention_factor": 2.0},
     ),
     "linear": ({f"{ROPE}type": "linear", f"{ROPE}factor": 2.0}, {}, {"rope_type": "linear", "factor": 2.0}),
     "longrope": (
@@ -253,6 +280,11 @@ CASES = {
         lambda path: write_gguf(path, spoilt="model.layers.1.mlp.down_proj.weight"),
         "{} has values in the tensor model.layers.1.mlp.down_proj.weight that are not finite numbers; "
         "download the model again.",
+    ),
+    "a tensor that its layers do not use": (
+        lambda path: write_gguf(path, tensors=[("blk.1.attn_sinks.weight", np.zeros(4))]),
+        "{} has the tensor blk.1.attn_sinks.weight that Qwen3ForCausalLM does not use, so its answers would be wrong: "
+        "serve the folder that it was made of, or let llama.cpp's server compute it and give its URL with --engine.",
     ),
     "a tensor of another shape": (
         changed(qwen3__feed_forward_length=96),

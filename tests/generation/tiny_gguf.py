@@ -2,6 +2,7 @@
 
 import gguf
 import numpy as np
+import torch
 from gguf import GGMLQuantizationType as Kind
 
 from tests.generation.tiny_models import make_model, make_tokenizer
@@ -28,7 +29,12 @@ ARCHITECTURES = {
     "stablelm": gguf.MODEL_ARCH.STABLELM,
     "bloom": gguf.MODEL_ARCH.BLOOM,
 }
-CHANGES = {"qwen3-moe": {"norm_topk_prob": True}, "lfm2": {"layer_types": ["conv", "full_attention"]}}
+CHANGES = {
+    "qwen3-moe": {"norm_topk_prob": True},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3": {"query_pre_attn_scalar": 16},
+}
 """What files of a family always mean."""
 SPLITS = {"qwen3-moe": "qwen2", "lfm2": "lfm2"}
 EXPERTS = {"experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "experts.down_proj": ("ffn_down_exps",)}
@@ -56,6 +62,9 @@ def write_gguf(
     """Write a file, and return the float32 model that it means: one with the file's rounded weights. architecture: if
     not that of the family. kinds: formats of single tensors, by their names in the file."""
     model = make_model(family, **{"hidden_size": 64, **CHANGES.get(family, {}), **changes})
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):  # zero in a new model, as if the file had none
+            torch.nn.init.normal_(parameter)
     config, architecture = model.config, architecture or ARCHITECTURES[family]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     _write_sizes(writer, config)
@@ -127,10 +136,11 @@ def _write_sizes(writer, config):
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(width)
     writer.add_value_length(width)
-    if config.model_type.startswith("gemma") and config.sliding_window:
+    if config.model_type.startswith(("gemma", "phi3")) and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    if getattr(config, "final_logit_softcapping", None):
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if hasattr(config, "num_experts_per_tok"):
         writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)

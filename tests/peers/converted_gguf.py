@@ -71,6 +71,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 HEADS = {**SIZES, "head_dim": 16}
+GEMMA_27B = {**HEADS, "head_dim": 32, "query_pre_attn_scalar": 16}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 SCALES = {"embedding_multiplier": 6.0, "residual_multiplier": 0.3, "attention_multiplier": 0.1, "logits_scaling": 4.0}
@@ -109,7 +110,21 @@ SIGHT = {
     "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
     "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
 }  # fmt: skip
-PIECES = frozenset({"gemma", "gemma2", "gemma3", "phi3", "ernie4_5", "nemotron", "minicpm"})
+PIECES = frozenset(
+    {
+        "gemma",
+        "gemma2",
+        "gemma2_27b",
+        "gemma3",
+        "gemma3_27b",
+        "gemma3_local",
+        "phi3",
+        "phi3_window",
+        "ernie4_5",
+        "nemotron",
+        "minicpm",
+    }
+)
 """Families whose converter wants SentencePiece's file."""
 ALSO: dict[str, dict[str, Any]] = {
     "cohere2": {"rotary_pct": 1.0},
@@ -128,6 +143,7 @@ ALSO: dict[str, dict[str, Any]] = {
     "mistral_small": {"architectures": ["Mistral3ForConditionalGeneration"]},
 }
 """What the converter wants in config.json and transformers does not write."""
+MOST_ERROR = 1e-3
 LAYER = r"model\.layers\.(\d+)\."
 RENAMED: dict[str, list[tuple[str, str]]] = {
     "exaone": [
@@ -155,6 +171,12 @@ RENAMED: dict[str, list[tuple[str, str]]] = {
 """The names of tensors in checkpoints with code of their own."""
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", SIZES),
+    "llama_biased": ("llama", {**SIZES, "attention_bias": True, "mlp_bias": True}),
+    "llama_yarn": (
+        "llama",
+        {**SIZES, "rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0, "attention_factor": 2.0,
+                                      "original_max_position_embeddings": 64}},
+    ),
     "mistral": ("mistral", {**SIZES, "sliding_window": None}),
     "mixtral": ("mixtral", {**SIZES, **LOCAL}),
     "ministral3": ("ministral3", HEADS),
@@ -178,8 +200,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**HEADS, **LINEAR, **EXPERTS, "num_hidden_layers": 4, "shared_expert_intermediate_size": 32},
     ),
     "gemma": ("gemma", HEADS),
-    "gemma2": ("gemma2", HEADS),
-    "gemma3": ("gemma3_text", HEADS),
+    "gemma2": ("gemma2", {**HEADS, "query_pre_attn_scalar": 16}),
+    "gemma2_27b": ("gemma2", {**GEMMA_27B, "num_hidden_layers": 46}),
+    "gemma3": ("gemma3_text", {**HEADS, "query_pre_attn_scalar": 16, "sliding_window": 16}),
+    "gemma3_27b": ("gemma3_text", {**GEMMA_27B, "num_hidden_layers": 62}),
+    "gemma3_local": (
+        "gemma3_text",
+        {**HEADS, "query_pre_attn_scalar": 16, "final_logit_softcapping": 3.0, "num_hidden_layers": 6, "rope_parameters": {
+            "sliding_attention": {**ROPE, "rope_theta": 500.0}, "full_attention": {**ROPE, "rope_theta": 1e6}}},
+    ),
     "gemma4": ("gemma4_text", {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
     "gemma4_e": (
         "gemma4_text",
@@ -198,8 +227,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**SIZES, "intermediate_size": 256, "num_key_value_heads": 4, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25}},
     ),
     "phi3": ("phi3", SIZES),
+    "phi3_window": ("phi3", {**SIZES, "sliding_window": 16}),
     "granite": ("granite", {**SIZES, **SCALES}),
     "granitemoe": ("granitemoe", {**SIZES, **SCALES, **LOCAL}),
+    "granitemoe_shared": ("granitemoeshared", {**SIZES, **SCALES, **LOCAL, "shared_intermediate_size": 48}),
     "cohere": ("cohere", SIZES),
     "cohere2": ("cohere2", {**SIZES, "sliding_window": 8}),
     "glm4": ("glm4", HEADS),
@@ -218,6 +249,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo": ("olmo", SIZES),
     "olmo2": ("olmo2", SIZES),
+    "olmo2_biased": ("olmo2", {**SIZES, "attention_bias": True}),
+    "qwen3_biased": ("qwen3", {**HEADS, "attention_bias": True}),
+    "smollm3_biased": ("smollm3", {**SIZES, "num_hidden_layers": 4, "attention_bias": True}),
+    "hunyuan_biased": ("hunyuan_v1_dense", {**HEADS, "attention_bias": True}),
+    "deepseek_v3_biased": ("deepseek_v3", {**LATENT, "q_lora_rank": 24, "rope_parameters": ROPE, "attention_bias": True}),
     "olmo3": ("olmo3", {**SIZES, "sliding_window": 8}),
     "olmoe": ("olmoe", {**SIZES, "num_experts": 4, "num_experts_per_tok": 2}),
     "smollm3": ("smollm3", {**SIZES, "num_hidden_layers": 4}),
@@ -249,6 +285,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm_half": ("stablelm", {**SIZES, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}),
     "bloom": ("bloom", {"hidden_size": 64, "n_layer": 3, "n_head": 4}),
     "mamba": ("mamba", {"hidden_size": 64, "num_hidden_layers": 3, "state_size": 8}),
+    "falcon_mamba": ("falcon_mamba", {"hidden_size": 64, "num_hidden_layers": 3, "state_size": 8}),
     "granite_hybrid": ("granitemoehybrid", {**SIZES, **SCALES, **HYBRID, "num_local_experts": 0}),
     "granite_hybrid_moe": ("granitemoehybrid", {**SIZES, **SCALES, **HYBRID, **LOCAL}),
     "falcon_h1": ("falcon_h1", {**HEADS, **STATES, "mamba_d_ssm": 64, "mamba_n_heads": 4}),
@@ -296,7 +333,7 @@ def saved_model(family: str, folder: Path) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 or "bias" in name:
-                parameter.normal_(0, 0.05)
+                parameter.normal_(0, 0.2)  # with less, the tokens depend on little but the embedding
             elif "norm" in name:
                 parameter.normal_(0.0 if family.startswith("gemma") else 1.0, 0.1)
     model.save_pretrained(folder)
@@ -335,10 +372,19 @@ def compare(family: str, llamacpp: Path, folder: Path) -> str:
     except Exception as error:
         return f"refused: {error}"
     asked = prompts(3, seed=4, longest=40)
-    numbers = [driver.submit(prompt, max_tokens=NEW) for prompt in asked]
+    numbers = [driver.submit(prompt, max_tokens=NEW, logprobs=1) for prompt in asked]
     driver.finish()
-    same = [driver.ids(number) for number in numbers] == [expected(model, prompt, NEW) for prompt in asked]
-    return "equal" if same else "different"
+    error = 0.0
+    for number, prompt in zip(numbers, asked, strict=True):
+        ids = driver.ids(number)
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        own = torch.tensor([token.logprob for token in driver.tokens(number)])
+        right = logits.log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)]
+        error = max(error, float((own - right).abs().max()))
+        if ids != expected(model, prompt, NEW):
+            return f"different; log probabilities differ by {error:.2g}"
+    return "equal" if error < MOST_ERROR else f"log probabilities differ by {error:.2g}"
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import json
 import logging
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,6 +127,8 @@ def _header(file: Path) -> tuple[list[str], int]:
 
 
 logger = logging.getLogger("agent_server.generation")
+_GGUF_LAYER = re.compile(r"blk\.(\d+)\.(?!rope_freqs|attn_rot_embd)")
+"""A tensor of a layer in a GGUF file. Old files have the frequencies of rotary embeddings for each layer."""
 COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes whose values are checked. Values of other dtypes, with eight bits or less, are scaled by tensors of
 these."""
@@ -146,6 +149,14 @@ def check_loaded(source: str, model: PreTrainedModel, loading_info: Mapping[str,
         shapes = f"{_shape(had)} where {asks} for {_shape(expected)}"
         raise _unusable(source, name, f"does not fit its {file}: the tensor {name} is {shapes}")
     unknown = sorted(loading_info["unexpected_keys"])
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
+    unused = [name for name in unknown if (match := _GGUF_LAYER.match(name)) and int(match[1]) < layers]
+    if unused and is_gguf(source):  # the layer computes something that this model does not
+        message = (
+            f"{source} has {_counted(unused)} that {type(model).__name__} does not use, so its answers would be wrong: "
+            "serve the folder that it was made of, or let llama.cpp's server compute it and give its URL with --engine."
+        )
+        raise EngineError("unavailable", message)
     if unknown:
         logger.info("%s has %s that %s does not use.", source, _counted(unknown), type(model).__name__)
     not_finite = list(loading_info.get("not_finite_keys", ()))

@@ -27,7 +27,7 @@ from agent_server.generation.checkpoints.gguf_tensors import (
     Gemma4Tensors,
     GptOssTensors,
     GraniteHybridTensors,
-    GraniteMoeTensors,
+    GraniteSharedTensors,
     Lfm2MoeTensors,
     MixtralTensors,
     NemotronTensors,
@@ -95,16 +95,17 @@ def _always_normed(file: GgufFile) -> dict[str, object]:
 
 
 BIASES = {
-    "attention_bias": "attn_q",
-    "use_bias": "attn_q",
-    "attention_out_bias": "attn_output",
-    "mlp_bias": "ffn_down",
+    "attention_bias": ("attn_q", "attn_qkv", "attn_q_a", "attn_kv_a_mqa"),
+    "use_bias": ("attn_q",),
+    "attention_out_bias": ("attn_output",),
+    "mlp_bias": ("ffn_down",),
 }
-"""Names of configurations for biases, of which each has some, and the part of a layer that has the bias."""
+"""Names of configurations for biases, of which each has some, and the parts of a layer that have the bias."""
 
 
-def _biased(file: GgufFile) -> dict[str, object]:
-    return {name: f"blk.0.{part}.bias" in file.tensors for name, part in BIASES.items()}
+def biases(file: GgufFile) -> dict[str, bool]:
+    """Return which biases the file's model has, by their names in configurations."""
+    return {name: any(f"blk.0.{part}.bias" in file.tensors for part in parts) for name, parts in BIASES.items()}
 
 
 SIGMOID = 2
@@ -203,7 +204,7 @@ def _nemotron_h(file: GgufFile) -> dict[str, object]:
 
 def _minicpm(file: GgufFile) -> dict[str, object]:
     width, heads = file.setting("embedding_length"), file.setting("attention.head_count")
-    return {**_biased(file), "attention_multiplier": (int(str(width)) / int(str(heads))) ** -0.5}
+    return {"attention_multiplier": (int(str(width)) / int(str(heads))) ** -0.5}
 
 
 def _state_spaces(file: GgufFile) -> dict[str, object]:
@@ -250,6 +251,23 @@ def _granite_hybrid(file: GgufFile) -> dict[str, object]:
     }
 
 
+def _granite_moe(file: GgufFile) -> dict[str, object]:
+    width = file.setting("expert_shared_feed_forward_length")
+    return {"model_type": "granitemoeshared", "shared_intermediate_size": width} if width else {}
+
+
+def _falcon_mamba(file: GgufFile) -> dict[str, object]:
+    inner, width = file.setting("ssm.inner_size"), file.setting("embedding_length")
+    return {
+        "expand": int(str(inner)) // int(str(width)),
+        "intermediate_size": inner,
+        "state_size": file.setting("ssm.state_size"),
+        "conv_kernel": file.setting("ssm.conv_kernel"),
+        "time_step_rank": file.setting("ssm.time_step_rank"),
+        "layer_norm_epsilon": file.setting("attention.layer_norm_rms_epsilon"),
+    }
+
+
 def _falcon_h1(file: GgufFile) -> dict[str, object]:
     """The multipliers of a configuration are in the weights of a file. llama.cpp applies the gate before the norm."""
     return {
@@ -260,7 +278,7 @@ def _falcon_h1(file: GgufFile) -> dict[str, object]:
 
 
 def _glm4_moe(file: GgufFile) -> dict[str, object]:
-    return {**_biased(file), **_routing(file), **_query_norm(file)}
+    return {**_routing(file), **_query_norm(file)}
 
 
 def _falcon(file: GgufFile) -> dict[str, object]:
@@ -336,8 +354,10 @@ _FALCON = {
 FAMILIES = {
     "mixtral": Family("mixtral", {"expert_count": "num_local_experts"}, tensors=MixtralTensors),
     "gemma": Family("gemma", tensors=Gemma2TensorProcessor),
-    "granite": Family("granite", _GRANITE, _biased, LlamaTensorProcessor),
-    "granitemoe": Family("granitemoe", {**_GRANITE, "expert_count": "num_local_experts"}, tensors=GraniteMoeTensors),
+    "granite": Family("granite", _GRANITE, tensors=LlamaTensorProcessor),
+    "granitemoe": Family(
+        "granitemoe", {**_GRANITE, "expert_count": "num_local_experts"}, _granite_moe, GraniteSharedTensors
+    ),
     "granitehybrid": Family(
         "granitemoehybrid",
         {**_GRANITE, "expert_shared_feed_forward_length": "shared_intermediate_size"},
@@ -345,6 +365,7 @@ FAMILIES = {
         GraniteHybridTensors,
     ),
     "gemma3n": Family("gemma3n_text", _GEMMA3N, _gemma3n, Gemma3nTensors),
+    "falcon-mamba": Family("falcon_mamba", more=_falcon_mamba, tensors=TENSOR_PROCESSORS["mamba"]),
     "mamba2": Family("mamba2", more=_mamba2, tensors=StateTensors),
     "nemotron_h": Family("nemotron_h", _NEMOTRON_H, _nemotron_h, StateTensors),
     "nemotron_h_moe": Family("nemotron_h", _NEMOTRON_H, _nemotron_h, NemotronTensors),
@@ -356,7 +377,7 @@ FAMILIES = {
     "minicpm": Family("granite", _GRANITE, _minicpm, LlamaTensorProcessor),
     "command-r": Family("cohere", _COHERE, _query_norm),
     "cohere2": Family("cohere2", _COHERE, _sliding_layers),
-    "glm4": Family("glm4", more=_biased),
+    "glm4": Family("glm4"),
     "olmo": Family("olmo", {"attention.clamp_kqv": "clip_qkv"}, tensors=LlamaTensorProcessor),
     "olmo2": Family("olmo2", more=_olmo2),
     "olmoe": Family("olmoe", {"expert_count": "num_experts"}, tensors=Qwen2MoeTensorProcessor),
@@ -365,10 +386,10 @@ FAMILIES = {
     "qwen3vl": Family("qwen3"),
     "qwen3vlmoe": Family("qwen3_moe", _QWEN3_MOE, _always_normed, Qwen2MoeTensorProcessor),
     "smollm3": Family("smollm3", tensors=LlamaTensorProcessor),
-    "arcee": Family("arcee", more=_biased, tensors=LlamaTensorProcessor),
-    "seed_oss": Family("seed_oss", more=_biased),
+    "arcee": Family("arcee", tensors=LlamaTensorProcessor),
+    "seed_oss": Family("seed_oss"),
     "exaone4": Family("exaone4", more=_sliding_layers),
-    "ernie4_5": Family("ernie4_5", more=_biased),
+    "ernie4_5": Family("ernie4_5"),
     "hunyuan-dense": Family("hunyuan_v1_dense"),
     "gpt-oss": Family("gpt_oss", {"expert_count": "num_local_experts"}, tensors=GptOssTensors),
     "deepseek2": Family(
@@ -382,13 +403,15 @@ FAMILIES = {
     "phi2": Family("phi"),
     "gptneox": Family("gpt_neox", {"use_parallel_residual": "use_parallel_residual"}, tensors=NeoxTensors),
 }
-"""By the architecture's name in the file; Mixtral's files name "llama"."""
+"""By the architecture's name in the file; Mixtral's files name "llama", FalconMamba's "mamba"."""
 
 
 def family_of(file: GgufFile) -> Family | None:
     """Return the family of a file that transformers does not read, or reads as another one."""
     if file.architecture == "llama" and file.setting("expert_count"):
         return FAMILIES["mixtral"]
+    if file.architecture == "mamba" and file.setting("ssm.dt_b_c_rms"):
+        return FAMILIES["falcon-mamba"]
     return FAMILIES.get(file.architecture)
 
 
@@ -425,6 +448,6 @@ def family_configuration(family: Family, file: GgufFile) -> PreTrainedConfig:
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     if values.get("sliding_window") is None and "sliding_window" in known and "layer_types" in known:
         values["layer_types"] = ["full_attention"] * int(str(values["num_hidden_layers"]))
-    values |= {name: value for name, value in more.items() if name in known or name not in BIASES}
+    values |= {name: value for name, value in biases(file).items() if name in known} | more
     config: PreTrainedConfig = AutoConfig.for_model(model_type, **values)
     return config

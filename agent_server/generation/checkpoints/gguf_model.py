@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from agent_server.engine_protocol.protocol import EngineError
-from agent_server.generation.checkpoints.gguf_families import FAMILIES, family_configuration, family_of
+from agent_server.generation.checkpoints.gguf_families import FAMILIES, biases, family_configuration, family_of
 from agent_server.model_files import UnusableFile
 from agent_server.model_files.gguf_files import TOKENS, GgufFile, read_gguf, stop_ids
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("agent_server.generation")
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-TRIED = FAMILIES.keys() - {"mixtral"} | {
+TRIED = FAMILIES.keys() - {"falcon-mamba", "mixtral"} | {
     "bloom", "gemma2", "gemma3", "gpt2", "lfm2", "llama", "mamba", "minimax-m2", "nemotron", "phi3", "qwen2",
     "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "stablelm", "starcoder2",
 }  # fmt: skip
@@ -45,8 +45,18 @@ WORDS = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 """Values of a file that transformers does not apply to every configuration, with their names there."""
+SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+"""Gemma's 27B models, by their number of layers: their queries are scaled by the model's width over the number of
+heads, those of the other sizes by the width of a head. The file has no word for it; llama.cpp decides in the same way
+(src/models/gemma3.cpp)."""
 MULTIPLIERS = {"deepseek2": 0.1, "mistral3": 1.0}
 """What llama.cpp's converter multiplies YaRN's `mscale_all_dim` with, by architecture."""
+YARN_WORDS = {
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+    "yarn_attn_factor": "attention_factor",
+}
+"""YaRN's values of a file, and their names in `rope_parameters`."""
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 """The tensors with the factors of LongRoPE (Phi-3 and later)."""
 
@@ -83,10 +93,15 @@ def configuration(file: GgufFile) -> PreTrainedConfig:
                 "let llama.cpp's server compute it and give its URL with --engine."
             )
         raise EngineError("unavailable", message) from error
-    for key, name in WORDS.items() if family is None else ():
-        value = file.setting(key)
-        if value is not None and getattr(config, name, None) is not None:
-            setattr(config, name, value)
+    if family is None:
+        values = {name: file.setting(key) for key, name in WORDS.items()} | biases(file)
+        for name, value in values.items():
+            if value is not None and hasattr(config, name):
+                setattr(config, name, value or None if name == "sliding_window" else value)
+    if (layers := SCALED_BY_WIDTH.get(file.architecture)) is not None:
+        by_width = config.num_hidden_layers == layers
+        scale = config.hidden_size // config.num_attention_heads if by_width else config.head_dim
+        config.query_pre_attn_scalar = scale
     if file.architecture not in TRIED:
         logger.warning(
             "%s is of the architecture %s, which was never tried from such a file: compare an answer with llama.cpp's.",
@@ -112,6 +127,8 @@ def _set_rope_parameters(config: PreTrainedConfig, file: GgufFile) -> None:
     https://github.com/ggml-org/ggml/blob/master/docs/gguf.md"""
     parameters = getattr(config, "rope_parameters", None)  # absent where positions are learned, or states recur
     rope: dict[str, Any] = parameters if isinstance(parameters, dict) else {}
+    if (local_base := file.setting("rope.freq_base_swa")) is not None and "sliding_attention" in rope:
+        rope["sliding_attention"]["rope_theta"] = local_base
     rope = rope.get("full_attention", rope)  # Gemma 3 has one for each kind of layer; the file's are for this kind
     if (base := file.setting("rope.freq_base")) is not None:
         rope["rope_theta"] = base
@@ -124,7 +141,7 @@ def _set_rope_parameters(config: PreTrainedConfig, file: GgufFile) -> None:
     original = file.setting("rope.scaling.original_context_length")
     if kind in ("linear", "yarn"):
         rope |= {"rope_type": kind, "factor": file.setting("rope.scaling.factor")}
-        for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+        for key, name in YARN_WORDS.items():
             if (value := file.setting(f"rope.scaling.{key}")) is not None:
                 rope[name] = value
         multiplier = file.setting("rope.scaling.yarn_log_multiplier")

@@ -69,24 +69,8 @@ class GraniteMoeTensors(NamedTensors, MixtralTensors):
     HF_MOE_W13_PATTERN = re.compile(r"model\.layers\.(?P<bid>\d+)\.block_sparse_moe\.experts\.gate_up_proj")
 
 
-class StateTensors(NamedTensors):
-    """Mamba 2's state spaces: the decay is a logarithm in the model, and vectors have a second dimension in a file."""
-
-    OWN_NAMES = {
-        r"(?:model|backbone)\.layers\.(\d+)\.(?:mamba|mixer)\.dt_bias": (r"blk.\1.ssm_dt.bias",),
-        _LAYER + r"pre_ff_layernorm\.weight": (r"blk.\1.ffn_norm",),  # of Falcon-H1, whose files leave out ".weight"
-    }
-
-    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
-        if name.endswith(".ssm_conv1d.weight"):
-            weights = weights[:, None]
-        elif name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
-            weights = weights.reshape(-1)
-        return super().process(np.log(-weights) if name.endswith(".ssm_a") else weights, name, **kwargs)
-
-
-class GraniteHybridTensors(StateTensors, GraniteMoeTensors):
-    """Granite's state spaces and experts, and its MLP for every token, whose gate and up are one matrix."""
+class GraniteSharedTensors(GraniteMoeTensors):
+    """Granite's experts, and its MLP for every token, whose gate and up are one matrix."""
 
     _MLP = re.compile(r"model\.layers\.(\d+)\.shared_mlp\.input_linear\.weight")
     _PART = re.compile(r"blk\.\d+\.ffn_(gate|up)(_shexp)?\.weight")
@@ -111,6 +95,26 @@ class GraniteHybridTensors(StateTensors, GraniteMoeTensors):
             (both[rows:] if match[1] == "up" else both[:rows]).copy_(torch.from_numpy(weights))
             return GGUFTensor(weights, None, {})
         return super().process(weights, name, **kwargs)
+
+
+class StateTensors(NamedTensors):
+    """Mamba 2's state spaces: the decay is a logarithm in the model, and vectors have a second dimension in a file."""
+
+    OWN_NAMES = {
+        r"(?:model|backbone)\.layers\.(\d+)\.(?:mamba|mixer)\.dt_bias": (r"blk.\1.ssm_dt.bias",),
+        _LAYER + r"pre_ff_layernorm\.weight": (r"blk.\1.ffn_norm",),  # of Falcon-H1, whose files leave out ".weight"
+    }
+
+    def process(self, weights: Array, name: str, **kwargs: Any) -> Any:
+        if name.endswith(".ssm_conv1d.weight"):
+            weights = weights[:, None]
+        elif name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
+            weights = weights.reshape(-1)
+        return super().process(np.log(-weights) if name.endswith(".ssm_a") else weights, name, **kwargs)
+
+
+class GraniteHybridTensors(StateTensors, GraniteSharedTensors):
+    """Granite's state spaces, experts and MLP."""
 
 
 class Gemma4Tensors(NamedTensors):

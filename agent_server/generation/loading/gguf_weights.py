@@ -138,6 +138,8 @@ class _Loader:
             candidates = [path, ".".join(["backbone", *within[1:]])]
             candidates += [".".join(within[start:]) for start in range(1, len(within))]
             if name := next(filter(None, map(table.get_name, candidates)), None):
+                # A bias without a suffix in the model has one in the file (LFM2's `expert_bias`).
+                suffix = suffix or ("bias" if own.endswith("_bias") and f"{name}.bias" in file.tensors else "")
                 names.setdefault(f"{name}.{suffix}" if suffix else name, own)
             else:
                 self.processor.perform_fallback_tensor_mapping(names, f".{suffix}" if suffix else "", "", own)

@@ -162,10 +162,10 @@ def _rotary(config: PreTrainedConfig) -> tuple[set[str], int | None]:
     rope = getattr(text, "rope_parameters", None) or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
     kinds = {str(part["rope_type"]) for part in parts if part.get("rope_type")}
-    original: int | None = rope.get("original_max_position_embeddings") or getattr(
-        text, "original_max_position_embeddings", None
-    )
-    return kinds, original
+    lengths = [
+        part["original_max_position_embeddings"] for part in parts if part.get("original_max_position_embeddings")
+    ]
+    return kinds, min(lengths, default=None) or getattr(text, "original_max_position_embeddings", None)
 
 
 def check_windows(config: PreTrainedConfig, layers: list[LayerShape], context: int) -> None:
