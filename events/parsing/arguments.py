@@ -333,7 +333,13 @@ def tagged_arguments(call: ArgumentContext) -> Reading[None]:
             raise NoCall("text between arguments")
         if call.syntax.canonical(marker) != calls.argument_name:
             source.position -= len(marker)
-            break
+            # GLM sometimes writes the call's opener in place of an argument's.
+            misspelt = bool(marker) and call.syntax.canonical(marker) == calls.call_start
+            if not (
+                misspelt and isinstance(properties, Mapping) and (yield from _begins_argument(call, marker, read_keys))
+            ):
+                break
+            source.position += len(marker)
         header = yield from _argument_header(call, ends)
         if header is None:
             break
@@ -456,6 +462,13 @@ def _tagged_value(
             yield
     value.end()
     call.write(value.take())
+
+
+def _begins_argument(call: ArgumentContext, marker: str, read_keys: set[str]) -> Reading[bool]:
+    """Return whether the marker that stands here opens an argument, see `_opens_next`."""
+    while (begins := _opens_next(call, call.source.position + len(marker), read_keys)) is None:
+        yield
+    return begins
 
 
 def _opens_next(call: ArgumentContext, position: int, read_keys: set[str]) -> bool | None:

@@ -9,7 +9,7 @@ import pytest
 from events.formats.output_format import OutputFormat, markers
 from events.formats.registry import FORMATS
 from events.parsing.machine import Parser
-from events.parsing.pieces import CallStart, ContentText, Piece, ReasoningText
+from events.parsing.pieces import ArgumentText, CallEnd, CallStart, ContentText, Piece, ReasoningText
 from events.parsing.policy import Policy
 from tests.formats.reading import splits
 
@@ -36,7 +36,7 @@ def texts(output_format: OutputFormat, pieces: list[str], tokens: dict[str, int]
     said += parser.finish()
     reasoning = "".join(piece.text for piece in said if isinstance(piece, ReasoningText))
     content = "".join(piece.text for piece in said if isinstance(piece, ContentText))
-    return reasoning, content, [piece for piece in said if type(piece).__name__.startswith("Call")]
+    return reasoning, content, [piece for piece in said if isinstance(piece, CallStart | ArgumentText | CallEnd)]
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
@@ -96,3 +96,12 @@ def test_a_call_in_doubled_braces_is_one(closing: str):
     said = '<tool_call>\n{{"name": "bash", "arguments": {"command": "ls"}' + closing[1:] + "\n</tool_call>"
     (start, *_) = texts(FORMATS["hermes"], [said], {})[2]
     assert isinstance(start, CallStart) and start.name == "bash"
+
+
+@pytest.mark.parametrize("tokens", [{}, {"<tool_call>": 1, "</tool_call>": 2, "</arg_key>": 3, "<arg_value>": 4}])
+def test_a_calls_opener_in_place_of_an_arguments_begins_the_argument(tokens: dict[str, int]):
+    said = "<tool_call>bash<tool_call>command</arg_key><arg_value>ls</arg_value></tool_call>"
+    reasoning, content, call = texts(FORMATS["glm45"], [said], tokens)
+    assert (reasoning, content) == ("", "") and isinstance(call[0], CallStart) and call[0].name == "bash"
+    two = "<tool_call>bash\n<tool_call>bash\n<arg_key>command</arg_key><arg_value>ls</arg_value></tool_call>"
+    assert sum(isinstance(piece, CallStart) for piece in texts(FORMATS["glm45"], [two], tokens)[2]) == 2
