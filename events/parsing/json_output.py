@@ -82,6 +82,11 @@ def string_prefix(text: str, position: int, final: bool) -> int | None:
     return 0
 
 
+_IN_TEXT = frozenset("()./\\_-$;=+*&%!?:'|~^@#")
+"""Characters that follow a quote in a text, and no value in JSON."""
+_KEY = re.compile(r"""(["'])(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
+
+
 def ends_string(text: str, position: int, depth: int, final: bool) -> bool | None:
     """Return whether a quote that ends at `position` ends its string, because a continuation of the call follows; None
     if more text is needed. depth: 1 for the call's own arguments, more within lists and dictionaries."""
@@ -104,6 +109,33 @@ def ends_string(text: str, position: int, depth: int, final: bool) -> bool | Non
             return True if final else None
         return text[at] in _AFTER_CALL or not (text[at].isalnum() or text[at] in "\"'.")
     return char in "]}<" or _argument(text, at, final)
+
+
+def ends_object_value(text: str, position: int, delimiter: str, final: bool) -> bool | None:
+    """Return whether a quote that ends at `position` ends a JSON string that is the value of a key; None if more text is
+    needed. After a quote that belongs to the string, but was not escaped, no JSON follows."""
+    at = _past(text, position, " \t\r\n")
+    if at - position > _FARTHEST:
+        return True
+    if at >= len(text):
+        return True if final else None
+    char = text[at]
+    if char == ",":
+        at = _past(text, at + 1, " \t\r\n")
+        if at >= len(text):
+            return True if final else None
+        if text[at] != delimiter:
+            return True
+    elif char != delimiter:
+        return not (char.isalnum() or char in _IN_TEXT)
+    # Another key, or another quote of the text.
+    key = _KEY.match(text, at, at + _FARTHEST)
+    if key is None:
+        return True if final or len(text) - at >= _FARTHEST else None
+    after = _past(text, key.end(), " \t\r\n")
+    if after >= len(text):
+        return True if final else None
+    return text[after] == ":"
 
 
 def _past(text: str, position: int, characters: str) -> int:

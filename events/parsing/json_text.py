@@ -17,6 +17,7 @@ from events.parsing.json_output import (
     JsonOutput,
     at_marker,
     balance,
+    ends_object_value,
     ends_string,
     escaped,
     literal,
@@ -203,9 +204,12 @@ class JsonText:
             self._inner(text[position:stop])
         char = text[stop]
         if char == self._delimiter:
-            # In Python strings an unescaped quote may belong to the text, depending on what follows.
-            if self._keywords and not self._is_key:
-                ends = ends_string(text, stop + 1, len(self._stack), final)
+            # An unescaped quote may belong to the text, depending on what follows.
+            if not self._is_key and (self._keywords or (self._stack and self._stack[-1][0] == "{")):
+                if self._keywords:
+                    ends = ends_string(text, stop + 1, len(self._stack), final)
+                else:
+                    ends = ends_object_value(text, stop + 1, self._delimiter, final)
                 if ends is None:
                     return stop
                 if not ends:

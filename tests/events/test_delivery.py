@@ -40,7 +40,7 @@ def deltas(events: list[Event], kind: type) -> list[str]:
 def test_reasoning_comes_by_sentence_and_arguments_at_boundaries():
     events = run("adaptive")
     assert deltas(events, ReasoningMessageContent) == ["First. ", "Then\n", "more, and more."]
-    assert deltas(events, ToolCallArgs) == ['{"', 'ab"', ":", ' "', 'cd"', ', "', 'n"', ":", " 12}"]
+    assert deltas(events, ToolCallArgs) == ['{"', 'ab"', ":", ' "', 'cd", "n":', " 12}"]
     assert deltas(events, TextMessageContent) == ["A", "b", " c", "d", "."]
 
 

@@ -63,6 +63,10 @@ def test_whatever_is_written_comes_out_as_json_and_the_same_from_every_split(wri
         ('{"a": "b" "c": 2}', {"a": "b", "c": 2}),
         ('{"a": }', {"a": None}),
         ('{"a": some words}', {"a": "some words"}),
+        ('{"a": "env.get("KEY", "default")", "b": 1}', {"a": 'env.get("KEY", "default")', "b": 1}),
+        ('{"a": "He said "hello" to me"}', {"a": 'He said "hello" to me'}),
+        ('{"a": {"b": "say "hi""}, "c": ["d", "e"]}', {"a": {"b": 'say "hi"'}, "c": ["d", "e"]}),
+        ("{'a': 'it's', 'b': 'x'}", {"a": "it's", "b": "x"}),
     ],
 )
 def test_what_models_do_to_json(written: str, meant):
