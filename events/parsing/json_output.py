@@ -112,7 +112,7 @@ def ends_string(text: str, position: int, depth: int, final: bool) -> bool | Non
 
 
 def ends_object_value(text: str, position: int, delimiter: str, final: bool) -> bool | None:
-    """Return whether a quote that ends at `position` ends a JSON string that is the value of a key; None if more text is
+    """Return whether a quote that ends at `position` ends a JSON string that is a key's value; None if more text is
     needed. After a quote that belongs to the string, but was not escaped, no JSON follows."""
     at = _past(text, position, " \t\r\n")
     if at - position > _FARTHEST:
