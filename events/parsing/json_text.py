@@ -305,7 +305,7 @@ class JsonText:
         self.output.key = [] if self._is_key and self._schema is not None else None
         if quote and here == quote:
             return self._begin_string("", JsonText._raw_string, position + len(quote))
-        if text[position] in "\"'" and not quote:
+        if text[position] in "\"'":
             return self._begin_string(text[position], JsonText._string, position + 1)
         self._state = JsonText._bare
         return position

@@ -52,8 +52,8 @@ def begins_python_call(text: str, names: Collection[str]) -> bool | None:
 def without_namespace(name: str, tools: Mapping[str, Schema] | None) -> str:
     """Remove a namespace that models put before a function's name: the name itself, or a word for tools. A declared
     name is not changed."""
-    space, dot, short = name.rpartition(".")
-    if not dot or (tools is not None and (name in tools or short not in tools)):
+    space, mark, short = name.rpartition(":" if ":" in name else ".")
+    if not mark or (tools is not None and (name in tools or short not in tools)):
         return name
     return short if space == short or (tools is not None and space in _NAMESPACES) else name
 

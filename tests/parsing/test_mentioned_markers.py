@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -105,3 +106,21 @@ def test_a_calls_opener_in_place_of_an_arguments_begins_the_argument(tokens: dic
     assert (reasoning, content) == ("", "") and isinstance(call[0], CallStart) and call[0].name == "bash"
     two = "<tool_call>bash\n<tool_call>bash\n<arg_key>command</arg_key><arg_value>ls</arg_value></tool_call>"
     assert sum(isinstance(piece, CallStart) for piece in texts(FORMATS["glm45"], [two], tokens)[2]) == 2
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        'bash{"command": "ls -a }"}',
+        "bash{command:'ls -a }'}",
+        'bash(command="ls -a }")',
+        'default_api:bash{command:"ls -a }"}',
+    ],
+)
+def test_gemma_writes_ordinary_quotes_too(written: str):
+    """Beside its own, `<|"|>`, and with the name of its own namespace."""
+    for tokens in ({}, {"<|tool_call>": 1, "<tool_call|>": 2, '<|"|>': 3}):
+        _, content, call = texts(FORMATS["gemma4"], [f"<|tool_call>call:{written}<tool_call|>"], tokens)
+        assert isinstance(call[0], CallStart) and call[0].name == "bash" and content == ""
+        arguments = "".join(piece.text for piece in call if isinstance(piece, ArgumentText))
+        assert json.loads(arguments) == {"command": "ls -a }"}
