@@ -73,6 +73,8 @@ MIN_DEFERRED_TOKENS = 500
 class ServedAgent:
     """An agent with its model. One instance serves all runs; `AgentRun` is one of them."""
 
+    is_hosted = False
+
     def __init__(
         self,
         agent: Agent,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+from adapters.body import KINDS
 from adapters.errors import RequestError
 from agent_server.agents.sealing import Sealer
 from agent_server.engine_protocol.protocol import EngineStatus
@@ -64,6 +65,8 @@ class ServableAgent(Protocol):
 
     @property
     def announces_a2ui(self) -> bool: ...
+    @property
+    def is_hosted(self) -> bool: ...
     @property
     def mcp(self) -> McpConnections | None: ...
     @property
@@ -211,7 +214,9 @@ class Server:
 
     @property
     def takes(self) -> frozenset[str]:
-        """Kinds of content besides text that at least one model accepts."""
+        """Kinds of content besides text that at least one model accepts. Hosted agents have models of their own."""
+        if any(agent.is_hosted for agent in self.agents.values()):
+            return frozenset(KINDS)
         if self.pool is None:
             return self.model.takes
         return frozenset().union(*(model.takes for model in self.pool.models.values()))

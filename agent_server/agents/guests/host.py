@@ -36,6 +36,7 @@ class HostedAgent:
     """Runs a guest. The server handles ids, threads, tenants, interrupt rules, stopping and the terminal event."""
 
     announces_a2ui = False
+    is_hosted = True
     mcp = None
     model_name = ""
 

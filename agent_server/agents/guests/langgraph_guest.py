@@ -7,11 +7,12 @@ that the state can be compared with the conversation.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import pydantic_core
-from ag_ui.core import Message, ReasoningMessage
+from ag_ui.core import AssistantMessage, Message, ReasoningMessage
+from ag_ui.core import ToolMessage as AgUiToolMessage
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
 from langgraph.pregel import Pregel
 from langgraph.types import Command
@@ -65,11 +66,15 @@ class Visibility:
 
 
 class OpenMessage:
-    """An assistant message that is being streamed, with its open part. hidden: ids of the calls that clients do not
-    see. visible: whether any part of it was sent."""
+    """An assistant message that is being streamed, with its open part.
 
-    def __init__(self, id: str, visibility: Visibility, hidden: set[str]) -> None:
+    tasks: the namespace of the node that writes it, `NODE:TASK|NODE:TASK`. hidden: ids of the calls that clients do not
+    see. visible: whether any part of it was sent.
+    """
+
+    def __init__(self, id: str, visibility: Visibility, hidden: set[str], tasks: str = "") -> None:
         self.id = id
+        self.tasks = tasks
         self.visibility = visibility
         self.hidden = hidden
         self.visible = False
@@ -144,6 +149,7 @@ class GraphStream:
         self._open: dict[str, OpenMessage] = {}
         self._steps: dict[str, str] = {}
         self._known_ids: set[str] = set()
+        self._kept_ids: set[str] = set()
         self._usage: dict[str, TokenUsage] = {}
         self._messages: dict[str, OpenMessage] = {}
         self._hidden_calls: set[str] = set()
@@ -153,6 +159,10 @@ class GraphStream:
         """The ids of messages that were hidden from clients, as the graph requested."""
         return {id for id, message in self._messages.items() if not message.visible} | self._hidden_results
 
+    def dropped(self) -> set[str]:
+        """The ids of messages that clients have and the graph's state does not."""
+        return {id for id, message in self._messages.items() if message.visible} - self._kept_ids
+
     def read(self, mode: str, data: Any) -> Iterator[Event]:
         if mode == "messages":
             message, visibility = data[0], Visibility(data[1])
@@ -160,7 +170,8 @@ class GraphStream:
             if isinstance(message, ToolMessage) and message.tool_call_id in self._hidden_calls:
                 self._hidden_results.add(id)
             elif isinstance(message, ToolMessage):
-                yield from self.finish()
+                self._known_ids.add(id)
+                yield from self._close(lambda each: message.tool_call_id in each.calls.values())
                 # A tool's result, with errors marked where clients expect it.
                 content = message.content if isinstance(message.content, str) else message.text
                 yield ToolCallResult(
@@ -173,7 +184,8 @@ class GraphStream:
             elif isinstance(message, AIMessageChunk):
                 open_message = self._open.get(id)
                 if open_message is None:
-                    open_message = self._open[id] = self._open_message(id, visibility)
+                    tasks = str(data[1].get("langgraph_checkpoint_ns", ""))
+                    open_message = self._open[id] = self._open_message(id, visibility, tasks)
                     self._known_ids.add(id)
                 yield from open_message.read(message)
                 self._count(message)
@@ -192,9 +204,10 @@ class GraphStream:
                 if name not in self._steps.values():
                     yield StepStarted(step_name=name)
                 self._steps[id] = name
-            elif self._steps.pop(id, None) is not None and name not in self._steps.values():
-                yield from self.finish()
-                yield StepFinished(step_name=name)
+            elif self._steps.pop(id, None) is not None:
+                yield from self._close(lambda each: not each.tasks or f":{id}" in each.tasks)
+                if name not in self._steps.values():
+                    yield StepFinished(step_name=name)
         elif mode == "custom":
             is_named = isinstance(data, dict) and isinstance(data.get("name"), str) and "value" in data
             value = data["value"] if is_named else data
@@ -202,15 +215,31 @@ class GraphStream:
             yield Custom(name=data["name"] if is_named else "langgraph", value=value)
 
     def finish(self) -> Iterator[Event]:
-        for message in self._open.values():
+        return self._close(lambda each: True)
+
+    def read_state(self, messages: Sequence[object], *, is_input: bool) -> Iterator[Event]:
+        """Read the messages of the graph's state: those that a node wrote by itself are not streamed.
+
+        is_input: whether it is the state with which the run begins.
+        """
+        self._kept_ids = {str(getattr(each, "id", "")) for each in messages}
+        for each in messages:
+            if isinstance(each, AIMessage | ToolMessage) and each.id not in self._known_ids:
+                if is_input:
+                    self._known_ids.add(str(each.id))
+                else:
+                    yield from self.read("messages", (each, {}))
+
+    def _close(self, applies: Callable[[OpenMessage], bool]) -> Iterator[Event]:
+        for message in [each for each in self._open.values() if applies(each)]:
+            del self._open[message.id]
             yield from message.close()
-        self._open.clear()
 
     def usage(self) -> list[TokenUsage]:
         return list(self._usage.values())
 
-    def _open_message(self, id: str, visibility: Visibility) -> OpenMessage:
-        self._messages[id] = OpenMessage(id, visibility, self._hidden_calls)
+    def _open_message(self, id: str, visibility: Visibility, tasks: str = "") -> OpenMessage:
+        self._messages[id] = OpenMessage(id, visibility, self._hidden_calls, tasks)
         return self._messages[id]
 
     def _count(self, message: AIMessage) -> None:
@@ -249,6 +278,8 @@ class LangGraphGuest:
         # Not from its JSON schema: before Python 3.12 pydantic cannot make one for a typing.TypedDict.
         self._inputs = frozenset(graph.channels)
         self._hidden: BoundedCache[str, set[str]] = BoundedCache(MAX_HIDDEN_THREADS)
+        self._dropped: BoundedCache[str, set[str]] = BoundedCache(MAX_HIDDEN_THREADS)
+        """The ids of messages that clients have and the graph did not keep, by thread."""
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
         config, messages, values = await self._resume_point(input)
@@ -264,12 +295,17 @@ class LangGraphGuest:
         stream = GraphStream()
         sent_state = _shared(input.state)
         pending: dict[str, Interrupt] = {}
+        is_input = True
         options: dict[str, Any] = {"stream_mode": list(MODES), "subgraphs": True}
         try:
             async for namespace, mode, data in self._graph.astream(graph_input, config, **options):
                 for event in stream.read(mode, data):
                     yield event
                 if mode == "values" and not namespace:
+                    written = data.get("messages") if isinstance(data, dict) else None
+                    for event in stream.read_state(written if isinstance(written, list) else (), is_input=is_input):
+                        yield event
+                    is_input = False
                     pending |= {each.id: _interrupt(each) for each in data.get("__interrupt__", ())}
                     shared = {**sent_state, **_shared(data)}
                     if shared != sent_state:
@@ -283,10 +319,10 @@ class LangGraphGuest:
                 pending = {each.id: _interrupt(each) for each in state.interrupts}
         finally:
             if input.stored:
-                # Remember which of the thread's messages are hidden from clients.
-                ids = stream.hidden()
-                if ids:
-                    self._hidden.put(input.thread_id, (self._hidden.get(input.thread_id) or set()) | ids)
+                # Remember which of the thread's messages only clients have, and which only the graph.
+                for known, ids in ((self._hidden, stream.hidden()), (self._dropped, stream.dropped())):
+                    if ids:
+                        known.put(input.thread_id, (known.get(input.thread_id) or set()) | ids)
             else:
                 checkpointer = self._graph.checkpointer
                 if checkpointer and not isinstance(checkpointer, bool):
@@ -315,6 +351,7 @@ class LangGraphGuest:
             newest = newest or values
             stored = values.get("messages", ())
             if (rest := _rest(conversation, stored, self._hidden.get(input.thread_id) or set())) is not None:
+                rest = _without(rest, self._dropped.get(input.thread_id) or set())
                 return snapshot.config, [*unanswered(stored, rest), *to_langchain(rest, before=stored)], newest
         return config, to_langchain(conversation), {}
 
@@ -343,25 +380,49 @@ class LangGraphGuest:
 
 
 def _rest(conversation: Sequence[Message], stored: Sequence[object], hidden: Set[str]) -> list[Message] | None:
-    """The part of the conversation after a state's messages; None if it does not start with them. hidden: ids of the
-    messages that clients do not have."""
-    # Clients have neither the graph's own instructions nor empty messages.
+    """The part of the conversation after a state's messages; None if it does not continue them. hidden: ids of the
+    messages that clients do not have.
+
+    The graph owns its state: clients may have answers that it streamed and did not keep, such as a router's, and
+    messages that it removed from the beginning. Only a user's message that differs is an edit.
+    """
+    answered = {each.tool_call_id for each in conversation if isinstance(each, AgUiToolMessage)}
+    # Clients have neither the graph's own instructions nor empty messages, nor results that the graph made up.
     visible: list[BaseMessage] = []
     for each in stored:
         if not isinstance(each, BaseMessage) or each.id in hidden:
             continue
         has_content = each.type == "ai" and (bool(each.content) or bool(getattr(each, "tool_calls", None)))
-        if has_content or each.type == "tool" or each.response_metadata.get(FROM_CLIENT):
+        is_result = isinstance(each, ToolMessage) and each.tool_call_id in answered
+        if has_content or is_result or each.response_metadata.get(FROM_CLIENT):
             visible.append(each)
-    if len(visible) > len(conversation):
-        return None
-    for message, stored_message in zip(conversation, visible, strict=False):
-        same = message.id == stored_message.id or getattr(message, "tool_call_id", 0) == getattr(
-            stored_message, "tool_call_id", 1
-        )
-        if not same or (stored_message.type == "human" and content_of(message.content) != stored_message.content):
+    if not visible:
+        return list(conversation)
+    start = next((index for index, each in enumerate(conversation) if _is_same(each, visible[0])), 0)
+    matched = 0
+    for index in range(start, len(conversation)):
+        if matched == len(visible):
+            return list(conversation[index:])
+        message, stored_message = conversation[index], visible[matched]
+        if _is_same(message, stored_message):
+            if stored_message.type == "human" and content_of(message.content) != stored_message.content:
+                return None
+            matched += 1
+        elif not isinstance(message, AssistantMessage | AgUiToolMessage):
             return None
-    return list(conversation[len(visible) :])
+    return [] if matched == len(visible) else None
+
+
+def _without(rest: Sequence[Message], dropped: Set[str]) -> list[Message]:
+    """Leave out messages with these ids, and the results of their calls."""
+    gone = [each for each in rest if each.id in dropped]
+    calls = {call.id for each in gone if isinstance(each, AssistantMessage) for call in each.tool_calls or ()}
+    return [each for each in rest if each.id not in dropped and getattr(each, "tool_call_id", None) not in calls]
+
+
+def _is_same(message: Message, stored: BaseMessage) -> bool:
+    call = getattr(message, "tool_call_id", None)
+    return message.id == stored.id or (call is not None and call == getattr(stored, "tool_call_id", None))
 
 
 def _shared(values: object) -> dict[str, object]:

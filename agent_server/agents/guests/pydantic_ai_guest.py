@@ -33,7 +33,7 @@ class PydanticAiGuest:
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
         adapter: AGUIAdapter[object, Any] = AGUIAdapter(agent=self._agent, run_input=input.plain(), include_usage=True)
         stream = adapter.run_stream(
-            deps=None if self._state_model is None else StateDeps(self._state_model()),
+            deps=None if self._state_model is None else StateDeps(_initial_state(self._state_model, input.state)),
             model=None if self._agent.model is not None else pydantic_ai_model(),
             instructions=context_in_words(input.context or ()),
             output_type=[self._agent.output_type, DeferredToolRequests],
@@ -43,3 +43,8 @@ class PydanticAiGuest:
 
     async def close(self) -> None:
         pass
+
+
+def _initial_state(model: type[BaseModel], state: object) -> BaseModel:
+    """Return the client's state, or the model's defaults if the client has none."""
+    return model.model_validate(state) if state else model()

@@ -10,6 +10,8 @@ from tests.agents.guests.graphs import graph
 from tests.agents.guests.talking import body, events_of, told, user
 from tests.server import Running, scripted, serving
 
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
 
 async def messages_of(running: Running, thread: str = "t1") -> list[dict[str, Any]]:
     async with httpx.AsyncClient(base_url=running.url) as client:
@@ -150,3 +152,13 @@ async def test_a_failure_keeps_its_text_and_what_is_not_kept_is_forgotten() -> N
     assert frames[-1]["type"] == "RUN_ERROR" and "swordfish" not in str(frames)
     assert answer["choices"][0]["message"]["content"] == "You said hi "
     assert not asked.checkpointer.storage
+
+
+async def test_a_picture_reaches_a_graph_beside_a_model_that_takes_none() -> None:
+    compiled = graph()
+    source = {"type": "data", "value": PIXEL, "mimeType": "image/png"}
+    content = [{"type": "text", "text": "what"}, {"type": "image", "source": source}]
+    async with serving(scripted("no"), agents=[compiled]) as running:
+        await events_of(running.url, body({"id": "u1", "role": "user", "content": content}))
+    (message,) = compiled.model.seen[0]
+    assert [part["type"] for part in message.content] == ["text", "image"]

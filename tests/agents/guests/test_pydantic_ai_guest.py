@@ -71,6 +71,20 @@ async def test_text_reasoning_context_and_state() -> None:
     assert ("state", {"title": "stew"}) in told(renamed) and ("result", "was pie") in told(renamed)
 
 
+class Order(BaseModel):
+    title: str
+
+
+async def test_a_state_without_defaults_is_the_clients() -> None:
+    async def say(messages: list[Any], info: AgentInfo) -> AsyncIterator[Any]:
+        yield "Ready."
+
+    agent: Any = Agent(FunctionModel(stream_function=say), name="orders", deps_type=StateDeps[Order])
+    async with serving(scripted("no"), agents=[agent]) as running:
+        frames = await events_of(running.url, body(user("hi"), state={"title": "soup"}))
+    assert told(frames)[-2:] == [("text", "Ready."), ("finished", "success")]
+
+
 async def test_a_tools_error_is_told_to_the_model() -> None:
     async with serving(scripted("no"), agents=[traveller()]) as running:
         frames = await events_of(running.url, body(user('call weather {"place": "Atlantis"}')))
