@@ -74,6 +74,7 @@ class AgnoStream:
                 yield from self.call(event.tool)
             case "ToolCallCompleted" if event.tool is not None:
                 yield from self.call(event.tool)
+                yield from self.close()  # a team's member may have written since the call
                 # Agno provides the result as a string; an object is in Python's notation.
                 result_id, call_id = str(uuid.uuid4()), event.tool.tool_call_id or ""
                 yield ToolCallResult(message_id=result_id, tool_call_id=call_id, content=event.tool.result or "")

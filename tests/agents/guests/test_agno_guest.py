@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 from agno.agent import Agent
+from agno.models.response import ModelResponse
 from agno.team import Team
 from openai import AsyncOpenAI
 
-from tests.agents.guests.agno_agents import agno_agent
+from tests.agents.guests.agno_agents import Scripted, agno_agent
 from tests.agents.guests.talking import PAINT, body, events_of, told, user
 from tests.server import scripted, serving
 
@@ -119,3 +122,30 @@ async def test_teams_and_agents_without_a_model_use_ours_and_answer_other_wires(
     assert said.choices[0].message.content == "Hello"
     assert said.usage is not None and said.usage.completion_tokens > 0
     assert ("text", "You said hi ") in told(together)
+
+
+class Leader(Scripted):
+    async def ainvoke_stream(self, messages: list[Any], *args: Any, **kwargs: Any) -> AsyncIterator[ModelResponse]:
+        if messages[-1].role == "tool":
+            yield ModelResponse(content=f"The member said: {messages[-1].content}")
+            return
+        arguments = json.dumps({"member_id": "member", "task": "say hi"})
+        function = {"name": "delegate_task_to_member", "arguments": arguments}
+        yield ModelResponse(tool_calls=[{"id": "call-1", "type": "function", "function": function}])
+
+
+class Member(Scripted):
+    async def ainvoke_stream(self, messages: list[Any], *args: Any, **kwargs: Any) -> AsyncIterator[ModelResponse]:
+        yield ModelResponse(content="hi")
+
+
+async def test_the_texts_of_a_member_and_of_its_leader_are_two_messages() -> None:
+    member = Agent(id="member", name="member", model=Member(id="m"), telemetry=False)
+    team: Any = Team(name="team", model=Leader(id="l"), members=[member], telemetry=False)
+    async with serving(scripted("no"), agents=[team]) as running:
+        frames = await events_of(running.url, body(user("go")))
+    texts: dict[str, str] = {}
+    for frame in frames:
+        if frame["type"] == "TEXT_MESSAGE_CONTENT":
+            texts[frame["messageId"]] = texts.get(frame["messageId"], "") + frame["delta"]
+    assert [*texts.values()] == ["hi", "The member said: hi"]
