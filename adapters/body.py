@@ -137,6 +137,8 @@ def _shape_error(text: str) -> RequestError:
     if type_match:
         kind = _JSON_TYPES.get(type_match[1], type_match[1])
         return RequestError("invalid_request", f"{path or 'The body'} must be {kind}.", param=path or None)
+    if message.startswith("Invalid enum value"):
+        return RequestError("invalid_request", f"{path} has a value that is not known here.", param=path)
     return RequestError("invalid_request", "A number in the body is out of range.", param=path or None)
 
 

@@ -75,15 +75,15 @@ def put_in_order(history: Sequence[PlacedMessage], new_id: NewId, *, id_field: s
 def object_text(value: object, at: str) -> str:
     """Return the arguments of an earlier call as the text of a JSON object.
 
-    An object is encoded, missing arguments become `{}`, and truncated text is completed. Raises RequestError for
-    anything else, since no template could render it.
+    An object is encoded, missing arguments become `{}`, as do an empty list (PHP's empty array) and null, and truncated
+    text is completed. Raises RequestError for anything else, since no template could render it.
     """
-    if value is None:
+    if value is None or value == []:
         return "{}"
     if isinstance(value, dict):
         return msgspec.json.encode(value).decode()
     if isinstance(value, str):
-        if not value.strip():
+        if value.strip() in ("", "[]", "null"):
             return "{}"
         if _is_object(value):
             return value

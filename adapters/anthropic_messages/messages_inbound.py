@@ -50,6 +50,7 @@ FIELDS: dict[str, Field] = {
     "model": honoured("a name of `/v1/models`", STRING),
     "metadata": honoured("`user_id` is kept with the run", OBJECT),
     "output_config": honoured("`effort`; `format` json_schema", OBJECT),
+    "output_format": honoured("the beta's name of `output_config.format`", OBJECT),
     "stream": honoured("", BOOLEAN),
     "system": honoured("text, or text blocks", {"anyOf": [STRING, OBJECTS]}),
     "thinking": honoured("off if absent; `budget_tokens` bounds it where the engine can", OBJECT),
@@ -166,7 +167,9 @@ def _options(
     thinking: Thinking = convert(values.get("thinking") or {}, Thinking, "thinking")
     if thinking.display not in (None, "summarized", "omitted", "full"):
         notes_of_request().warn("thinking.display changes nothing: thinking is shown as it is written.")
-    shape = response_format("output_config.format", config.format) if config.format is not None else None
+    place = "output_config.format" if config.format is not None else "output_format"  # the latter in the beta
+    wanted = config.format if config.format is not None else values.get("output_format")
+    shape = response_format(place, wanted) if wanted is not None else None
     sampling = options.sampling
     if thinking.type != "disabled" and sampling.thinking_token_budget is None:
         sampling = with_budget(sampling, thinking.budget_tokens)

@@ -68,6 +68,9 @@ def body(events: list[Event], flags: MessageFlags = NO_FLAGS) -> dict[str, Any]:
     return made
 
 
+SHAPE = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
+
+
 def test_message_start_tells_the_prompts_length_in_front_of_the_answer() -> None:
     stream = MessageStream(IDENTITY, prompt=lambda: PromptNote(tokens=20))
     assert stream.encode(recorded.STARTED) == b""
@@ -459,6 +462,8 @@ def test_a_document_of_blocks_keeps_its_pictures() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"type": "very"}}, "thinking.type"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
+        ({"output_format": {"type": "xml"}}, "output_format.type"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"system": 5}, "system"),
     ],
 )
@@ -477,3 +482,12 @@ def test_counting_takes_what_matters_to_a_prompt() -> None:
     with noting(Notes()) as notes:
         read(count=True, max_tokens=5, temperature=1)
     assert notes.unknown == ["max_tokens", "temperature"]
+
+
+@pytest.mark.parametrize("field", [{"output_config": {"format": SHAPE}}, {"output_format": SHAPE}])
+def test_a_form_has_its_name_in_the_beta_too(field: dict[str, Any]):
+    assert (
+        read([USER], **field).options.response_format
+        == read([USER], output_config={"format": SHAPE}).options.response_format
+    )
+    assert read([USER], **field).options.response_format is not None

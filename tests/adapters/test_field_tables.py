@@ -92,6 +92,7 @@ ANTHROPIC = COMMON | {
     "service_tier": ("batch", {}), "container": ({"id": "c"}, {}), "diagnostics": ({"a": 1}, {}),
     "inference_geo": ("eu", {}), "mcp_servers": ([{"type": "url", "name": "m", "url": "http://m"}], {}), "user_profile_id": ("u", {}), "workspace_id": ("w", {}),
     "thread": ({"type": "create"}, {}),
+    "output_format": ({"type": "json_schema", "schema": {"type": "object"}}, {}),
 }  # fmt: skip
 
 WIRES: dict[str, tuple[Parse, dict[str, Any], dict[str, tuple[Any, dict[str, Any]]]]] = {

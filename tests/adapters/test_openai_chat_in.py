@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adapters.body import Inbound, Limits, Notes, noting
-from adapters.client_history import close_object
+from adapters.client_history import close_object, object_text
 from adapters.errors import RequestError
 from adapters.openai_chat import parse
 
@@ -240,6 +240,12 @@ def test_the_deprecated_function_role() -> None:
 )
 def test_cut_off_arguments_are_closed(text: str, closed: str | None) -> None:
     assert close_object(text) == closed
+
+
+@pytest.mark.parametrize("arguments", ["[]", " [] ", "null", "", [], None])
+def test_arguments_that_are_empty_are_an_object(arguments: Any) -> None:
+    """PHP encodes an empty object as a list."""
+    assert object_text(arguments, "arguments") == "{}"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ before authentication.
 from __future__ import annotations
 
 import asyncio
+import re
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -28,6 +29,9 @@ TINY = 64
 """The smallest piece of a body that is passed to the parser."""
 HEADERS = 128
 """Limit on the header fields of one request; every header look-up scans all of them."""
+_OTHER_UPGRADE = re.compile(rb"\r\nupgrade:(?![ \t]*websocket[ \t]*\r\n)", re.IGNORECASE)
+"""The header `Upgrade` for another protocol than WebSocket, such as the `h2c` that Java's client offers with its first
+request. It may be ignored (RFC 9110, section 7.8), but the parser ends the message at its head and drops the body."""
 CLOSE_SECONDS = 5.0
 """How long a refused client has to read the error."""
 
@@ -151,6 +155,8 @@ class LimitedProtocol(HttpToolsProtocol):
             chunk = data[start:end]
             start = end
             self._pending += len(chunk)
+            if self._phase != "body":
+                chunk = _OTHER_UPGRADE.sub(b"\r\nignored:", chunk)
             super().data_received(chunk)
             if self._pending > self._limits.head_bytes + SLICE:
                 self._refusal = "head_bytes"

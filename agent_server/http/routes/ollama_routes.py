@@ -30,8 +30,9 @@ from agent_server.ids import new_id
 if TYPE_CHECKING:
     from agent_server.http.server import Server
 
-VERSION = "0.13.0"
-"""The version of Ollama whose wire this is: clients compare it with their minimum version."""
+VERSION = "0.13.4"
+"""The version of Ollama whose wire this is: clients compare it with their minimum version. Codex asks for 0.13.4, the
+first with `/v1/responses`."""
 
 
 def routes(server: Server) -> list[BaseRoute]:
