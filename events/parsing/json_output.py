@@ -87,15 +87,21 @@ _IN_TEXT = frozenset("()./\\_-$;=+*&%!?:'|~^@#")
 _KEY = re.compile(r"""(["'])(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
 
 
-def ends_string(text: str, position: int, depth: int, final: bool) -> bool | None:
+def ends_string(text: str, position: int, final: bool, *, depth: int, key_quote: str = "") -> bool | None:
     """Return whether a quote that ends at `position` ends its string, because a continuation of the call follows; None
-    if more text is needed. depth: 1 for the call's own arguments, more within lists and dictionaries."""
+    if more text is needed.
+
+    depth: 1 for the call's own arguments, more within lists and dictionaries. key_quote: in JSON, the quote of keys;
+    the string is the value of one. "" in a call in Python's syntax.
+    """
     at = _past(text, position, " \t\r\n")
     # Bounded, so that long white space after a quote costs no more than its beginning.
     if at - position > _FARTHEST:
         return True
     if at >= len(text):
         return True if final else None
+    if key_quote:
+        return _json_follows(text, at, key_quote, final)
     char = text[at]
     # Within a list the continuation is unknown: only characters that look like text continue the string.
     if depth > 1:
@@ -111,22 +117,16 @@ def ends_string(text: str, position: int, depth: int, final: bool) -> bool | Non
     return char in "]}<" or _argument(text, at, final)
 
 
-def ends_object_value(text: str, position: int, delimiter: str, final: bool) -> bool | None:
-    """Return whether a quote that ends at `position` ends a JSON string that is a key's value; None if more text is
-    needed. After a quote that belongs to the string, but was not escaped, no JSON follows."""
-    at = _past(text, position, " \t\r\n")
-    if at - position > _FARTHEST:
-        return True
-    if at >= len(text):
-        return True if final else None
+def _json_follows(text: str, at: int, key_quote: str, final: bool) -> bool | None:
+    """Return whether the text at `at` can follow the value of a key in JSON, or None if more text is needed."""
     char = text[at]
     if char == ",":
         at = _past(text, at + 1, " \t\r\n")
         if at >= len(text):
             return True if final else None
-        if text[at] != delimiter:
+        if text[at] != key_quote:
             return True
-    elif char != delimiter:
+    elif char != key_quote:
         return not (char.isalnum() or char in _IN_TEXT)
     # Another key, or another quote of the text.
     key = _KEY.match(text, at, at + _FARTHEST)

@@ -17,7 +17,6 @@ from events.parsing.json_output import (
     JsonOutput,
     at_marker,
     balance,
-    ends_object_value,
     ends_string,
     escaped,
     literal,
@@ -206,10 +205,8 @@ class JsonText:
         if char == self._delimiter:
             # An unescaped quote may belong to the text, depending on what follows.
             if not self._is_key and (self._keywords or (self._stack and self._stack[-1][0] == "{")):
-                if self._keywords:
-                    ends = ends_string(text, stop + 1, len(self._stack), final)
-                else:
-                    ends = ends_object_value(text, stop + 1, self._delimiter, final)
+                key_quote = "" if self._keywords else self._delimiter
+                ends = ends_string(text, stop + 1, final, depth=len(self._stack), key_quote=key_quote)
                 if ends is None:
                     return stop
                 if not ends:

@@ -32,8 +32,11 @@ class PydanticAiGuest:
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
         adapter: AGUIAdapter[object, Any] = AGUIAdapter(agent=self._agent, run_input=input.plain(), include_usage=True)
+        dependencies: StateDeps[BaseModel] | None = None
+        if (model := self._state_model) is not None:  # its fields may have no defaults
+            dependencies = StateDeps(model.model_validate(input.state) if input.state else model())
         stream = adapter.run_stream(
-            deps=None if self._state_model is None else StateDeps(_initial_state(self._state_model, input.state)),
+            deps=dependencies,
             model=None if self._agent.model is not None else pydantic_ai_model(),
             instructions=context_in_words(input.context or ()),
             output_type=[self._agent.output_type, DeferredToolRequests],
@@ -43,8 +46,3 @@ class PydanticAiGuest:
 
     async def close(self) -> None:
         pass
-
-
-def _initial_state(model: type[BaseModel], state: object) -> BaseModel:
-    """Return the client's state, or the model's defaults if the client has none."""
-    return model.model_validate(state) if state else model()
