@@ -313,16 +313,16 @@ class LangGraphGuest:
                         yield StateSnapshot(snapshot=sent_state)
             for event in stream.finish():
                 yield event
+            if input.stored:  # a run that was stopped keeps nothing of an answer that clients have in part
+                _remember(self._dropped, input.thread_id, stream.dropped())
             # The stream reports concurrent interrupts one at a time, and repeats earlier ones of a resumed node.
             if pending and self._graph.checkpointer:
                 state = await self._graph.aget_state({"configurable": {"thread_id": input.thread_id}})
                 pending = {each.id: _interrupt(each) for each in state.interrupts}
         finally:
             if input.stored:
-                # Remember which of the thread's messages only clients have, and which only the graph.
-                for known, ids in ((self._hidden, stream.hidden()), (self._dropped, stream.dropped())):
-                    if ids:
-                        known.put(input.thread_id, (known.get(input.thread_id) or set()) | ids)
+                # Remember which of the thread's messages are hidden from clients.
+                _remember(self._hidden, input.thread_id, stream.hidden())
             else:
                 checkpointer = self._graph.checkpointer
                 if checkpointer and not isinstance(checkpointer, bool):
@@ -377,6 +377,11 @@ class LangGraphGuest:
         }
         graph_input |= {key: value for key, value in client_values.items() if key in self._inputs}
         return {**graph_input, "messages": list(messages)}
+
+
+def _remember(known: BoundedCache[str, set[str]], thread_id: str, ids: set[str]) -> None:
+    if ids:
+        known.put(thread_id, (known.get(thread_id) or set()) | ids)
 
 
 def _rest(conversation: Sequence[Message], stored: Sequence[object], hidden: Set[str]) -> list[Message] | None:

@@ -8,6 +8,7 @@ import operator
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, TypedDict
 
+import httpx
 import pytest
 from langchain_core.messages import BaseMessage, RemoveMessage, SystemMessage
 from langchain_core.outputs import ChatGenerationChunk
@@ -146,3 +147,22 @@ async def test_a_node_that_ends_leaves_the_messages_of_others_open(said: Any) ->
     arguments = "".join(frame["delta"] for frame in frames if frame["type"] == "TOOL_CALL_ARGS")
     starts = sum(frame["type"] == "TEXT_MESSAGE_START" for frame in frames)
     assert (arguments, starts) == (('{"a": 1}', 1) if isinstance(said, list) else ("", 2))
+
+
+async def test_what_a_person_stopped_is_known_in_the_next_turn() -> None:
+    model = Slow(script=lambda messages: "a long answer " * 100 if len(messages) == 1 else "done", pause=0.05)
+
+    async def talk(state: State) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    async with serving(scripted("no"), agents=[compiled(talk)]) as running:
+        run = asyncio.create_task(events_of(running.url, body(user("one"))))
+        async with httpx.AsyncClient(base_url=running.url) as client:
+            while not model.seen:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)  # a few words
+            assert (await client.post("/agui/runs/r1/cancel")).status_code < 300
+        await run
+        kept = [each for each in await messages_of(running) if each["role"] != "reasoning"]
+        await events_of(running.url, body(*kept, user("two", "u2"), run="r2"))
+    assert [each.type for each in model.seen[-1]] == ["human", "ai", "human"]
